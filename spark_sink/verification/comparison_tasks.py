@@ -140,12 +140,12 @@ class ComparisonTasks:
         read = replace(chunk_read(chunk, self.time, self.options), keys_only=True)
         with closing(RouterClient(self.options)) as client:
             for batch in read_chunks(client, [read], self.options):
-                keys = {place_of_row(row): row for row in self._keyed(batch)}
+                keys = {row[_PLACE]: row for row in self._keyed(batch)}
                 batches = self._find(keys, KEY_COLUMNS)
                 present = {place for batch in batches for place in batch[_PLACE].to_pylist()}
                 missing = [row for place, row in keys.items() if place not in present]
                 yield _suspects(
-                    (*place_of_row(row).split("\0"), self._id_of(row), False) for row in missing
+                    (*row[_PLACE].split("\0"), self._id_of(row), False) for row in missing
                 )
                 rows, size = rows + batch.num_rows, size + batch["event"].nbytes
         yield _report(rows, size)
@@ -153,7 +153,7 @@ class ComparisonTasks:
     def table_rows(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:
         """Return the table's rows with some keys as ROWS: a function for `mapInArrow`."""
         for batch in batches:
-            for rows in self._find(set(map(place_of_row, batch.to_pylist())), BASE):
+            for rows in self._find({*places_of(batch).to_pylist()}, BASE):
                 yield from rows.select(_ROWS.names).cast(_ROWS).to_batches()
 
     def documents(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:
@@ -225,13 +225,11 @@ class ComparisonTasks:
         ]
         for batch in read_chunks(client, self._reads_of(rows), self.options):
             for change in self._keyed(batch):
-                documents[place_of_row(change)] = fields_of(change["payload"])[
-                    b"fullDocument"
-                ].value
+                documents[change[_PLACE]] = fields_of(change["payload"])[b"fullDocument"].value
             size += batch["event"].nbytes
         suspects = []
         for row in rows:
-            stored, document = row["document"], documents.get(place_of_row(row))
+            stored, document = row["document"], documents.get(row[_PLACE])
             alike = stored == document or (document and not differing_fields(stored, document))
             if not alike or not row["token"]:
                 suspects.append((*(row[name] for name in (*KEY_COLUMNS, "id")), False))
@@ -261,17 +259,12 @@ class ComparisonTasks:
     def _id_of(self, row: Mapping[str, Any]) -> str | None:
         """Return the `_id` of a row as extended JSON; None if another program has damaged it."""
         with suppress(*UNREADABLE):
-            key = str(row["key"])
+            key = str(row[_PLACE].rpartition("\0")[2])
             if self.keys != ("_id",):
                 key = json.dumps(json.loads(row["documentKey"])["_id"])
             filter_of([key])
             return key
         return None
-
-
-def place_of_row(row: Mapping[str, Any]) -> str:
-    """Return the place of a row with KEY_COLUMNS."""
-    return "\0".join(row[name] for name in KEY_COLUMNS)
 
 
 def _suspects(keys: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:

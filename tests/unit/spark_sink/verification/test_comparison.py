@@ -32,7 +32,7 @@ from spark_sink.tables.key_ranges import KeyRanges
 from spark_sink.tables.places import KEY_COLUMNS, KEY_RANGE
 from spark_sink.tables.table_form import TableForm
 from spark_sink.verification.collection_comparison import Compared, Comparison
-from spark_sink.verification.comparison_tasks import ComparisonTasks, place_of_row
+from spark_sink.verification.comparison_tasks import ComparisonTasks
 from spark_sink.verification.differences import differing_fields, document_differences
 from spark_sink.verification.rounds import Verifier
 from spark_sink.verification.stream_comparison import _differing_columns
@@ -109,8 +109,9 @@ def compared(folder: Path, most: int) -> tuple[list[str], list[str], ComparisonT
     while (after := look.tasks_after(ranges, place, most))[1]:
         found = [row for task in after[1] for batch in task() for row in batch.to_pylist()]
         suspects = [row for row in found if row["key"] is not None]
-        places += sorted({place_of_row(row) for row in suspects if not row["doubled"]})
-        doubled += [place_of_row(row) for row in suspects if row["doubled"]]
+        of_suspects = [("\0".join(row[n] for n in KEY_COLUMNS), row["doubled"]) for row in suspects]
+        places += sorted({place for place, is_doubled in of_suspects if not is_doubled})
+        doubled += [place for place, is_doubled in of_suspects if is_doubled]
         place = max((row["place"] for row in found if row["place"]), default=after[0])
     return places, doubled, look
 
