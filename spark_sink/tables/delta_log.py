@@ -100,15 +100,21 @@ class DeltaLog(TableVersion):
         *,
         epoch: int = 0,
     ) -> None:
-        super().__init__(absolute(address), None, partitions)
+        super().__init__(absolute(address), None)
         if "://" not in self.address and _MISREAD.search(self.address):
             raise OptionError(
                 f"the folder {self.address} cannot have Delta tables: its path has a backslash, a "
                 "line break, or a percent sign before two hexadecimal digits. Use another folder"
             )
+        self._new_partitions = list(partitions)
         self._epoch = epoch
         self._deleted: set[str] = set()
         self._open()
+
+    @property
+    def partitions(self) -> list[str]:
+        """The partition columns."""
+        return super().partitions if self.exists else self._new_partitions
 
     def keep_files(self, seconds: float) -> None:
         """Keep replaced files for `seconds`, and commits for as long, but at least for a day.
@@ -127,15 +133,16 @@ class DeltaLog(TableVersion):
         assert self._table is not None
         self._table.alter.set_table_properties({**properties}, raise_if_not_exists=False)
 
-    def reload(self) -> list[str]:
-        """Read the commits after the version, and return their operations.
+    def reload(self) -> bool:
+        """Read the commits after the version, and return whether there were any.
 
         Raises StreamError if one of them restored an older version, or comes from a later start of
         the job.
         """
-        operations = self._update()
+        before = self.version
+        self._update()
         self._take_epoch()
-        return operations
+        return self.version != before
 
     def _open(self) -> None:
         """Read the newest version, if there is a table."""
@@ -144,21 +151,19 @@ class DeltaLog(TableVersion):
             self._table = DeltaTable(self.address) if is_table else None
         self.require_readable()
 
-    def _update(self) -> list[str]:
-        """Read later commits; return their operations."""
+    def _update(self) -> None:
+        """Read later commits."""
         if self._table is None:
             self._open()
-            return ["CREATE TABLE"] if self.exists else []
+            return
         with self.stream_errors():
             before = self._table.version()
             self._table.update_incremental()
             later = self._table.version() - before
             commits = self._table.history(later) if later > 0 else ()
-        operations = [str(commit.get("operation")) for commit in commits]
-        if RESTORE in operations:
+        if any(commit.get("operation") == RESTORE for commit in commits):
             raise restored_error(self.address)
         self.require_readable()
-        return operations
 
     @property
     def epoch(self) -> int:
@@ -299,11 +304,10 @@ class DeltaLog(TableVersion):
                 try:
                     self._commit(actions, properties, schema if filters else None, filters)
                 except CommitFailedError:
-                    later = self.reload() if filters else ()
-                    if not later or not {*later} <= _REARRANGING:
-                        raise
-                else:
-                    break
+                    if filters and self._is_rearranged():
+                        continue
+                    raise
+                break
         self._known_state = number, state
         self.reload()
         if self._table.version() % _COMMITS_PER_CLEANUP == 0:
@@ -329,6 +333,15 @@ class DeltaLog(TableVersion):
             commit_properties=properties,
             post_commithook_properties=_NO_CLEANUP,
         )
+
+    def _is_rearranged(self) -> bool:
+        """Read later commits; return whether there are some, and they keep all rows."""
+        before = self.version or 0
+        self.reload()
+        assert self._table is not None
+        later = self._table.version() - before
+        names = {commit["operation"] for commit in self._table.history(later)} if later else {""}
+        return names <= _REARRANGING
 
     def exchange(self, former: Collection[TableFile], parts: Sequence[PartFile]) -> bool:
         """Commit files instead of the `former` ones, with the same rows.

@@ -70,14 +70,10 @@ class TableVersion:
     Args:
         address: of the folder, as a path or URI for Spark.
         table: the version; None if there is no table.
-        partitions: the partition columns of a new table.
     """
 
-    def __init__(
-        self, address: str, table: DeltaTable | None, partitions: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, address: str, table: DeltaTable | None) -> None:
         self.address = address
-        self._new_partitions = [*partitions]
         self._table = table
         self._known_state: tuple[int | None, TableState] = None, TableState()
 
@@ -109,9 +105,7 @@ class TableVersion:
     @property
     def partitions(self) -> list[str]:
         """The partition columns."""
-        if self._table is None:
-            return self._new_partitions
-        return self._table.metadata().partition_columns
+        return [] if self._table is None else self._table.metadata().partition_columns
 
     @property
     def schema(self) -> StructType:
