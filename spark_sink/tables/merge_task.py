@@ -28,7 +28,7 @@ from spark_sink.tables.fold import TABLE, Fold, whole_documents, without_superse
 from spark_sink.tables.key_ranges import Merge
 from spark_sink.tables.keyed_rows import kinds_of, order_of, sorted_rows
 from spark_sink.tables.parquet_parts import BATCH, FILE_BYTES, PartFile, Parts, numbered
-from spark_sink.tables.places import KEY_COLUMNS, last_before, places_of
+from spark_sink.tables.places import KEY_COLUMNS, places_of
 from spark_sink.tables.range_files import RangeFiles
 from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
@@ -147,8 +147,7 @@ class _Merging:
         self._task = task
         self._formed = formed
         self._groups = groups
-        former = last_before(task.merge.lower) if task.merge.lower else ""
-        self._table = RangeFiles(task.address, task.form, former, _limit(task.merge))
+        self._table = RangeFiles(task.address, task.form, task.merge.lower, _limit(task.merge))
         self._lost: list[LostDocument] = []
         address, _ = task.quarantine or (task.address, None)
         self._problems = Parts(address, arrow_schema(UNAPPLIED))
