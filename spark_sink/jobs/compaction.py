@@ -30,7 +30,7 @@ from spark_sink.jobs.report.progress import printed_progress
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
-from spark_sink.tables.parquet_parts import FILE_BYTES, PartFile, Parts, TableFile
+from spark_sink.tables.parquet_parts import FILE_BYTES, Parts, TableFile
 
 _Files = Sequence[TableFile]
 # The most files, and bytes, that one commit replaces.
@@ -134,25 +134,19 @@ def _replace(log: DeltaLog, files: _Files) -> set[str]:
 
     The result is empty if another writer has replaced one of the files.
     """
-    with log.stream_errors():
-        written = _rewritten(log, files)
+    schema = arrow_schema(log.schema)
+    options: dict[str, Any] = {"statistics_columns": log.statistics_columns, "summed": False}
+    with log.stream_errors(), Parts(log.address, schema, log.partitions, **options) as parts:
+        for scan in log.scans(schema.names, files=files):
+            for rows in scan:
+                parts.add(pa.Table.from_batches([rows]))
+        written = parts.close()
     paths = {file.path for file in written}
     if log.exchange(files, written):
         return paths
     with log.stream_errors():
         Folder(log.address).remove(*paths)
     return set()
-
-
-def _rewritten(log: DeltaLog, files: _Files) -> list[PartFile]:
-    """Write the rows of files again. Raises OSError."""
-    schema = arrow_schema(log.schema)
-    options: dict[str, Any] = {"statistics_columns": log.statistics_columns, "summed": False}
-    with Parts(log.address, schema, log.partitions, **options) as parts:
-        for scan in log.scans(schema.names, files=files):
-            for rows in scan:
-                parts.add(pa.Table.from_batches([rows]))
-        return parts.close()
 
 
 def _small_files(files: Iterable[TableFile]) -> list[TableFile]:

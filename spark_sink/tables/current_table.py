@@ -171,10 +171,6 @@ class CurrentTable:
             raise OptionError(f"there is no current table at {target}: correct the path")
         return table
 
-    def read(self, spark: SparkSession) -> DataFrame:
-        """Return the rows of the version, without KEY_RANGE."""
-        return self.log.read(spark)
-
     def apply(self, events: DataFrame, batch: Batch | None = None) -> None:
         """Apply rows of the source, and commit the result as the newest version.
 

@@ -1,6 +1,6 @@
 """Folds the rows of a table and the events after them into the table's next rows.
 
-`KeyedRows` gives each row and each event its key. Sorted by key and token, they are versions of
+`KeyedRows` gives each row and each event its place. Sorted by place and token, they are versions of
 each document, which `Fold` applies in order. The token of a row guards it: an event at or below
 that token was applied already, or a snapshot has read its result. So applying events again changes
 nothing.
@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import bson
@@ -32,6 +32,7 @@ from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.selections import Namespace
 from spark_sink.snapshot.unread import CollectionTokens, token_in
 from spark_sink.tables.keyed_rows import DELETED, DELETED_ROW, EVENT, INAPPLICABLE, problem_of
+from spark_sink.tables.places import KEY_COLUMNS, names_in, places_of
 
 TABLE = StructType(
     columns(
@@ -88,11 +89,9 @@ class _Content(Enum):
 
 @dataclass
 class _NextRow:
-    """What becomes of one key: made of its row, and of the events after it, in order."""
+    """What becomes of one place: made of its row, and of the events after it, in order."""
 
-    database: str
-    collection: str
-    key: str
+    place: str
     keeps_deleted: bool = False
     token: str = ""
     document_key: str | None = None
@@ -186,23 +185,25 @@ class _NextRow:
             case _Content.INAPPLICABLE:
                 return problem_of(fields_of(self.event).get(b"documentKey"))
             case _Content.UNFIT if complete_from != ABOVE_ALL_TOKENS:
+                database, collection, key = self.place.split("\0")
                 return (
-                    f"an update of {self.database}.{self.collection} does not fit the document "
+                    f"an update of {database}.{collection} does not fit the document "
                     "that the table has: read post-images with fullDocument=required, or read the "
-                    f"collection again with snapshotMode=always (key {self.key}) ({self.misfit})"
+                    f"collection again with snapshotMode=always (key {key}) ({self.misfit})"
                 )
             case _Content.UNKNOWN if self.token >= complete_from:
+                database, collection, key = self.place.split("\0")
                 return (
-                    f"an update of {self.database}.{self.collection} changes a document that the "
+                    f"an update of {database}.{collection} changes a document that the "
                     "table does not have: let the query begin with snapshotMode=initial, or read "
-                    f"post-images with fullDocument=required (key {self.key})"
+                    f"post-images with fullDocument=required (key {key})"
                 )
         return None
 
 
 @dataclass
 class Fold:
-    """Makes rows of FOLDED from rows of KEYED, sorted by key and token.
+    """Makes rows of FOLDED from rows of KEYED, sorted by place and token.
 
     Args:
         complete_from: the token from which on the table has every document that an update changes.
@@ -219,16 +220,16 @@ class Fold:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Return the next rows of the table, and the events that cannot be applied."""
         rows: list[tuple[Any, ...]] = []
-        size, later = 0, cache(partial(token_in, self.complete_in))
+        size, later = 0, cache(lambda names: token_in(self.complete_in, *names.split("\0")))
         for row in _next_rows(batches, self.keeps_deleted):
-            in_collection = later(row.database, row.collection)
+            in_collection = later(row.place.rpartition("\0")[0])
             problem = row.problem(max(self.complete_from, in_collection))
             document = row.document if problem is None else row.event
             if document is None:
                 continue
-            version = (row.database, row.collection, row.key, row.token)
             is_deleted = row.content is _Content.DELETED
-            rows.append((*version, row.document_key, document, problem, is_deleted))
+            version = (row.place, row.token, row.document_key, document, problem, is_deleted)
+            rows.append(version)
             size += len(document)
             if len(rows) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
                 yield _folded(zip(*rows, strict=True))
@@ -250,22 +251,21 @@ class Fold:
         tokens = pa.array([*self.renamed.values()]).take(which)
         tokens = pc.max_element_wise(rows["token"], tokens)
         rows = rows.set_column(rows.schema.names.index("token"), "token", tokens)
-        return _folded(rows.select(_GIVEN.names).columns)
+        return _folded([places_of(rows), *rows.select(_GIVEN.names[1:]).columns])
 
 
 def _next_rows(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[_NextRow]:
     row: _NextRow | None = None
     for batch in batches:
-        for database, collection, key, token, document_key, kind, payload in rows_in(batch):
-            identity = (database, collection, key)
+        for place, token, document_key, kind, payload in rows_in(batch):
             if kind == INAPPLICABLE:
                 content = _Content.INAPPLICABLE
-                yield _NextRow(*identity, token=token, content=content, event=payload)
+                yield _NextRow(place, token=token, content=content, event=payload)
                 continue
-            if row is None or (row.database, row.collection, row.key) != identity:
+            if row is None or row.place != place:
                 if row is not None:
                     yield row
-                row = _NextRow(*identity, keeps_deleted)
+                row = _NextRow(place, keeps_deleted)
             if kind == EVENT:
                 row.apply_event(token, document_key, payload)
             else:
@@ -277,14 +277,14 @@ def _next_rows(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterat
 def whole_documents(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Return rows for keys whose last event has the whole document, and the other keyed rows.
 
-    What came before such an event has no effect, so most events need no `Fold`. `keyed` has the
-    columns of KEYED and `place`, and is sorted by place, token and kind. The first result has
-    the columns of FOLDED, and its rows are in the order of places.
+    What came before such an event has no effect, so most events need no `Fold`. `keyed` has rows
+    of KEYED, sorted by place, token and kind. The first result has the columns of FOLDED, and its
+    rows are in the order of places.
     """
     chosen, documents = _whole_at_last(keyed, follows=False)
     if not chosen.num_rows:
         return _FOLDED.empty_table(), keyed
-    known = (chosen[name] for name in _GIVEN.names[:5])
+    known = (chosen[name] for name in _GIVEN.names[:3])
     rest = pa.nulls(len(documents), pa.string()), pa.repeat(pa.scalar(False), len(documents))
     folded = _folded((*known, documents, *rest))
     if chosen.num_rows == keyed.num_rows:
@@ -355,19 +355,20 @@ def _folded(given: Iterable[Any]) -> pa.Table:
     seconds = pc.utf8_slice_codeunits(rows["token"].combine_chunks(), 2, 10).dictionary_encode()
     known = pa.array([int(digits, 16) for digits in seconds.dictionary.to_pylist()], pa.int64())
     times = pc.multiply(known.take(seconds.indices), 1_000_000)
-    names = pc.binary_join_element_wise(rows["database"], rows["collection"], ".")
-    derived = {"namespace": names, "clusterTime": times}
-    for name, column in derived.items():
-        rows = rows.append_column(name, column)
-    return rows.select(_FOLDED.names).cast(_FOLDED)
+    database, collection, key = names_in(rows["place"].combine_chunks())
+    names = pc.binary_join_element_wise(database, collection, ".")
+    derived = [names, database, collection, key, times]
+    given_columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    given_columns |= zip(("namespace", *KEY_COLUMNS, "clusterTime"), derived, strict=True)
+    return pa.table([given_columns[name] for name in _FOLDED.names], _FOLDED.names).cast(_FOLDED)
 
 
 _FOLDED = arrow_schema(FOLDED)
 _GIVEN = pa.schema(
-    _FOLDED.field(name)
-    for name in (
-        "database", "collection", "key", "token", "documentKey", "document", "problem", DELETED
-    )
-)  # fmt: skip
+    [
+        ("place", pa.string()),
+        *map(_FOLDED.field, ("token", "documentKey", "document", "problem", DELETED)),
+    ]
+)
 _OF_DOCUMENT = (b"fullDocument", b"operationType")
 _DELETE = b"\x07\0\0\0delete\0"

@@ -18,7 +18,6 @@ from spark_sink.tables.ddl_events import DDL_TYPES, ddl_event_of, renamed_by
 from spark_sink.tables.executors import MadeRows
 from spark_sink.tables.fold import Fold
 from spark_sink.tables.keyed_rows import KEYED, KeyedRows
-from spark_sink.tables.places import KEY_COLUMNS
 from spark_sink.tables.table_form import FormedRows, TableForm
 
 
@@ -56,8 +55,8 @@ class FrameFold:
         return columns.mapInArrow(self._keyed_rows.events, KEYED)
 
     def _folded(self, rows: DataFrame) -> DataFrame:
-        by_key = rows.union(self._changes).repartition(*KEY_COLUMNS)
-        by_key = by_key.sortWithinPartitions(*KEY_COLUMNS, "token", "kind")
+        by_key = rows.union(self._changes).repartition("place")
+        by_key = by_key.sortWithinPartitions("place", "token", "kind")
         # Updates of documents that are deleted afterwards need no base.
         keeps, renamed = self._form.keeps_deleted, renamed_by(self.ddl_events)
         fold = Fold(ABOVE_ALL_TOKENS, keeps_deleted=keeps, renamed=renamed)

@@ -1,4 +1,4 @@
-"""Rows of a table and events in one form, each with the collection and the key of its document.
+"""Rows of a table and events in one form, each with the place of its document.
 
 The rows with the columns KEYED are the input of `Fold`. DDL events and ends of snapshots change
 many rows together. So each row, and each event, is compared with the DDL events after it in the
@@ -28,10 +28,7 @@ from spark_sink.rows.text_columns import joined_text
 from spark_sink.tables.ddl_events import DdlEvent
 
 KEYED = StructType(
-    columns(
-        "database string!, collection string!, key string!, token string!, documentKey string, "
-        "kind long!, payload binary!"
-    )
+    columns("place string!, token string!, documentKey string, kind long!, payload binary!")
 )
 DELETED_ROW, ROW, EVENT, INAPPLICABLE = -1, 0, 1, 2
 """The values of `kind`: the row of a deleted document, another row, an event of a document, and an
@@ -69,9 +66,9 @@ class KeyedRows:
         DELETED follows in a table that has it: there, the end of a snapshot marks rows as deleted.
         """
         for batch in batches:
-            *known, document = batch.columns[:6]
-            pairs = zip((*known, kinds_of(batch), document), _KEYED_ARROW.types, strict=True)
-            arrays = [array.cast(kind) for array, kind in pairs]
+            texts = [column.cast(pa.string()) for column in batch.columns[:5]]
+            place = pc.binary_join_element_wise(*texts[:3], "\0")
+            arrays = [place, *texts[3:], kinds_of(batch), batch.column(5).cast(pa.binary())]
             rows = pa.RecordBatch.from_arrays(arrays, schema=_KEYED_ARROW)
             yield self.after_ddl(rows, keeps_deleted=DELETED in batch.schema.names)
 
@@ -146,10 +143,11 @@ class KeyedRows:
         return batch_of((row for row in followed if row is not None), _KEYED_ARROW)
 
     def _after_ddl(
-        self, database: str, collection: str, key: str, token: str, *rest: Any, keeps_deleted: bool
+        self, place: str, token: str, *rest: Any, keeps_deleted: bool
     ) -> tuple[Any, ...] | None:
         """Return a row after the DDL events with larger tokens; None if they remove it."""
         document_key, kind, payload = rest
+        database, collection, key = place.split("\0")
         index = bisect_right(self._tokens, token)
         while (number := self._next(database, collection, index)) is not None:
             event, index = self.ddl_events[number], number + 1
@@ -162,7 +160,7 @@ class KeyedRows:
                 token, kind = (token if kind == DELETED_ROW else event.token), DELETED_ROW
             else:
                 return None
-        return database, collection, key, token, document_key, kind, payload
+        return "\0".join((database, collection, key)), token, document_key, kind, payload
 
     def _next(self, database: str, collection: str, index: int) -> int | None:
         """Return the index, from `index` on, of the next event that concerns a namespace."""
@@ -206,7 +204,8 @@ def _with_keys(rows: pa.RecordBatch, keys: pa.RecordBatch, events: pa.Array) -> 
     """Return rows of KEYED from rows of the source and the columns _KEYS."""
     names = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
     key, document_key, kind = keys.columns
-    arrays = [*names, key, rows["token"], document_key, kind, events]
+    place = pc.binary_join_element_wise(*names, key, "\0")
+    arrays = [place, rows["token"], document_key, kind, events]
     return pa.RecordBatch.from_arrays(arrays, schema=_KEYED_ARROW)
 
 
@@ -260,4 +259,6 @@ def sorted_rows(rows: pa.Table) -> pa.Table:
 
 
 _KEYED_ARROW = arrow_schema(KEYED)
-_KEYS = pa.schema(_KEYED_ARROW.field(name) for name in ("key", "documentKey", "kind"))
+_KEYS = pa.schema(
+    [("key", pa.string()), *(_KEYED_ARROW.field(name) for name in ("documentKey", "kind"))]
+)

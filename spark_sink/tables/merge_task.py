@@ -26,9 +26,9 @@ from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.unread import LostDocument
 from spark_sink.tables.fold import TABLE, Fold, whole_documents, without_superseded
 from spark_sink.tables.key_ranges import Merge
-from spark_sink.tables.keyed_rows import KEYED, kinds_of, order_of, sorted_rows
+from spark_sink.tables.keyed_rows import kinds_of, order_of, sorted_rows
 from spark_sink.tables.parquet_parts import BATCH, FILE_BYTES, PartFile, Parts, numbered
-from spark_sink.tables.places import KEY_COLUMNS, last_before, places_of
+from spark_sink.tables.places import KEY_COLUMNS, places_of
 from spark_sink.tables.range_files import RangeFiles
 from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
@@ -40,7 +40,6 @@ UNAPPLIED = StructType(
     ]
 )
 """The columns of a table of events that cannot be applied."""
-_KEYED = arrow_schema(KEYED)
 _NO_PLACES = pa.array([], pa.string())
 # Changes that are applied together: more of them cost more memory and CPU.
 _CHANGES_PER_STEP = 5_000
@@ -148,8 +147,7 @@ class _Merging:
         self._task = task
         self._formed = formed
         self._groups = groups
-        former = last_before(task.merge.lower) if task.merge.lower else ""
-        self._table = RangeFiles(task.address, task.form, former, _limit(task.merge))
+        self._table = RangeFiles(task.address, task.form, task.merge.lower, _limit(task.merge))
         self._lost: list[LostDocument] = []
         address, _ = task.quarantine or (task.address, None)
         self._problems = Parts(address, arrow_schema(UNAPPLIED))
@@ -194,20 +192,14 @@ class _Merging:
         """Write a group of rows with the changes to it applied."""
         changed = pc.is_in(places, value_set=pc.unique(changes["place"]))
         base, form = group.filter(changed), self._task.form
-        names = (*KEY_COLUMNS, "token", "documentKey")
-        old = {
-            **{name: base[form.column(name)] for name in names},
-            "place": places.filter(changed),
-            "kind": kinds_of(base),
-            "payload": base[form.column("document")],
-        }
-        rows = pa.table({name: old[name] for name in changes.schema.names}, changes.schema)
+        token, key, document = map(form.column, ("token", "documentKey", "document"))
+        columns = [places.filter(changed), base[token], base[key], kinds_of(base), base[document]]
+        rows = pa.table(columns, schema=changes.schema)
         keyed = sorted_rows(pa.concat_tables([rows, changes])) if base.num_rows else changes
         whole, others = whole_documents(keyed)
         new = self._formed_rows(whole, changes)
         if others.num_rows:
-            batches = others.select(_KEYED.names).to_batches()
-            folded = pa.concat_tables(self._task.fold(batches))
+            folded = pa.concat_tables(self._task.fold(others.to_batches()))
             fits = pc.is_null(folded["problem"])
             problems = folded.filter(pc.and_(pc.invert(fits), pc.not_equal(folded["key"], "")))
             values = (problems[name].to_pylist() for name in (*KEY_COLUMNS, "token"))

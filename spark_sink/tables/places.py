@@ -6,6 +6,7 @@ alike: names and keys, which are JSON, have no zero character.
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,6 +24,12 @@ def places_of(rows: pa.Table | pa.RecordBatch, *names: str) -> pa.Array:
     """Return the places of rows with the columns `names`, by default KEY_COLUMNS."""
     places = pc.binary_join_element_wise(*(rows[name] for name in names or KEY_COLUMNS), "\0")
     return places.combine_chunks() if isinstance(places, pa.ChunkedArray) else places
+
+
+def names_in(places: pa.Array) -> list[pa.Array]:
+    """Return the KEY_COLUMNS of places."""
+    parts, size = pc.list_flatten(pc.split_pattern(places, "\0")), 3 * len(places)
+    return [parts.take(pa.array(np.arange(start, size, 3))) for start in range(3)]
 
 
 def parents_of(place: str) -> tuple[str, str]:

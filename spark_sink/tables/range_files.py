@@ -60,11 +60,11 @@ class RangeFiles:
     Args:
         address: the table's.
         form: the columns of the table.
-        former: a place before the rows and after those of other files; empty for the first ones.
+        lower: a place at or before the rows, and after those of other files.
         limit: the bytes after which a file ends.
     """
 
-    def __init__(self, address: str, form: TableForm, former: str, limit: int) -> None:
+    def __init__(self, address: str, form: TableForm, lower: str, limit: int) -> None:
         self._form, self._limit = form, limit
         self.files = Parts(
             address,
@@ -75,9 +75,8 @@ class RangeFiles:
             summed=False,
         )
         self._range = ""  # of the file that is being written, if there is one
-        self._former = self._first = ""
-        self._last = former
-        self._end_before = LAST
+        self._first = self._last = ""
+        self._lower, self._end_before = lower, LAST
         self._parts: list[PartFile] = []
 
     def add(self, rows: pa.Table) -> None:
@@ -102,8 +101,8 @@ class RangeFiles:
         return self._parts
 
     def _begin(self, first: str) -> None:
-        self._range, self._former, self._first = uuid.uuid4().hex[:12], self._last, first
-        within = (parent for parent in reversed(parents_of(first)) if self._last > parent)
+        self._range, self._first = uuid.uuid4().hex[:12], first
+        within = (parent for parent in reversed(parents_of(first)) if parent < self._lower)
         self._end_before = next(within, "") + LAST
 
     def _write(self, rows: pa.Table) -> None:
@@ -115,23 +114,23 @@ class RangeFiles:
     def _end(self) -> None:
         if self._range:
             key = self._form.column("key")
-            places = self._former, self._first, self._last
+            places = self._lower, self._first, self._last
             self._parts += (_with_keys(part, key, *places) for part in self.files.close())
-            self._range = ""
+            self._range, self._lower = "", self._last + "\0"
 
 
-def _with_keys(part: PartFile, column: str, end: str, first: str, last: str) -> PartFile:
+def _with_keys(part: PartFile, column: str, lower: str, first: str, last: str) -> PartFile:
     """Return a file whose statistics have the keys of its first and last place.
 
     Parquet has no statistics of a row group with texts above 4 KiB at its ends. Long keys are cut,
-    so that a commit stays small. A least key of KEY_CHARACTERS may be below the rows before the
-    file, which end at the place `end`; a shorter one is not.
+    so that a commit stays small. A least key of KEY_CHARACTERS may be below `lower`, before which
+    are the rows of other files; a shorter one is not.
     """
     if parents_of(first) != parents_of(last):
         return part
     stats = part.stats
     least, greatest = (place.rpartition("\0")[2] for place in (first, last))
-    is_exact = cut_place(first) > end
+    is_exact = cut_place(first) >= lower
     stats["minValues"][column] = least[: KEY_CHARACTERS - 1 if is_exact else KEY_CHARACTERS]
     cut = greatest[:KEY_CHARACTERS]
     stats["maxValues"][column] = cut if cut == greatest else cut + LAST

@@ -25,14 +25,12 @@ from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent
 from spark_sink.tables.key_ranges import ChangeGroup
 from spark_sink.tables.keyed_rows import KEYED, KeyedRows, sorted_rows
-from spark_sink.tables.places import places_of
 
 CHANGE_COLUMNS = ("database", "collection", "operationType", "token", "event")
 """The columns of the source's rows from which a current table is made."""
 _CHANGES = ("insert", "update", "replace", "delete", "read")
 _FOLDER = "_changes"
 _KEYED = arrow_schema(KEYED)
-_STAGED = pa.schema([pa.field("place", pa.string()), *_KEYED])
 _ROWS_PER_GROUP = 5_000
 # A task reads whole groups: small ones contain few changes of other tasks.
 _GROUP_BYTES = 1024 * 1024
@@ -142,8 +140,7 @@ class ChangeStage:
     def _write(self) -> None:
         if not self._pending:
             return
-        rows = pa.Table.from_batches(self._pending)
-        rows = sorted_rows(rows.add_column(0, "place", places_of(rows)))
+        rows = sorted_rows(pa.Table.from_batches(self._pending))
         path = f"{_FOLDER}/{self._epoch}-{uuid.uuid4().hex}.parquet"
         share = self._size // rows.num_rows
         step = max(1, min(_ROWS_PER_GROUP, _GROUP_BYTES // max(1, share)))
@@ -153,7 +150,7 @@ class ChangeStage:
                 stream,
                 row_group_size=step,
                 compression="lz4",
-                use_dictionary=["database", "collection"],
+                use_dictionary=False,
                 write_statistics=False,
             )
         for number, start in enumerate(range(0, rows.num_rows, step)):
@@ -178,8 +175,7 @@ def stage_moved(
 ) -> ChangeReport:
     """Stage changes again in one task, with the namespaces that DDL events give them. OSError."""
     stage, keyed_rows = ChangeStage(address, epoch=epoch), KeyedRows((), ddl_events)
-    rows = read_groups(address, groups).drop_columns(["place"])
-    for moved in map(keyed_rows.after_ddl, rows.to_batches()):
+    for moved in map(keyed_rows.after_ddl, read_groups(address, groups).to_batches()):
         stage.add_keyed(moved)
     return stage.close()
 
@@ -207,7 +203,7 @@ def read_groups(
     columns: list[str] | None = None,
     chosen: Callable[[pa.Table], pa.Table] = lambda rows: rows,
 ) -> pa.Table:
-    """Return staged changes with the column `place`, sorted within each file. Raises OSError.
+    """Return staged changes, sorted within each file. Raises OSError.
 
     `chosen` returns which rows of a file are kept in memory.
     """
@@ -220,7 +216,7 @@ def read_groups(
         with files.open_input_file(path) as stream:
             file = pq.ParquetFile(stream)
             tables.append(chosen(file.read_row_groups(wanted, columns, use_threads=False)))
-    return pa.concat_tables(tables) if tables else _STAGED.empty_table()
+    return pa.concat_tables(tables) if tables else _KEYED.empty_table()
 
 
 def places_in(address: str, groups: Sequence[ChangeGroup]) -> Callable[[ChangeGroup], list[str]]:

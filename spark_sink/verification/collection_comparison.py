@@ -39,7 +39,6 @@ from spark_sink.tables.ddl_events import unread_after
 from spark_sink.tables.executors import REPORT_PROGRESS, MadeRows, rows_of
 from spark_sink.tables.frame_fold import FrameFold
 from spark_sink.tables.key_ranges import KeyRanges
-from spark_sink.tables.places import KEY_COLUMNS
 from spark_sink.verification.comparison_tasks import DOCUMENTS, ROWS, SUSPECTS, ComparisonTasks
 from spark_sink.verification.differences import DIFFERENCES, DOUBLED, document_differences
 
@@ -223,9 +222,9 @@ class Comparison:
             return compared
         with ExitStack() as held:
             suspects = _held(held, rows_of(self._spark, tasks, SUSPECTS))
-            sums = [F.sum("rows"), F.sum("bytes"), F.max("place"), F.count("key")]
+            sums = [F.sum("rows"), F.sum("bytes"), F.max("last"), F.count("place")]
             rows, size, last, count = suspects.agg(*sums).collect()[0]
-            known = suspects.where(F.col("key").isNotNull())
+            known = suspects.where(F.col("place").isNotNull())
             most = self._most - len(compared.first)
             again = self._compare_again(client, of_version, known, most) if count else (0, [])
         return replace(
@@ -249,14 +248,15 @@ class Comparison:
         self, client: RouterClient, of_version: ComparisonTasks, suspects: DataFrame, most: int
     ) -> tuple[int, list[dict[str, Any]]]:
         """Compare keys again; return the number of DIFFERENCES, and at most `most` of them."""
+        names = F.split("place", "\0")
         doubled = suspects.where("doubled").select(
-            F.concat_ws(".", "database", "collection").alias("namespace"),
-            "key",
+            F.concat_ws(".", names[0], names[1]).alias("namespace"),
+            names[2].alias("key"),
             F.lit(DOUBLED).alias("difference"),
             F.array().cast("array<string>").alias("fields"),
             F.lit(None).cast("string").alias("token"),
         )
-        wanted = suspects.where("not doubled").select(*KEY_COLUMNS, "id")
+        wanted = suspects.where("not doubled").select("place", "id")
         with ExitStack() as held:
             rows = _held(held, self._differences(held, client, of_version, wanted).union(doubled))
             return rows.count(), [row.asDict() for row in rows.take(max(0, most))]

@@ -40,14 +40,11 @@ from spark_sink.tables.table_form import TableForm
 from spark_sink.verification.differences import differing_fields
 
 SUSPECTS = StructType(
-    columns(
-        "database string, collection string, key string, id string, doubled boolean, rows long, "
-        "bytes long, place string"
-    )
+    columns("place string, id string, doubled boolean, rows long, bytes long, last string")
 )
-"""A key to compare again, with the `_id` of its document as canonical extended JSON, or a key that
-the table has several times. A row without a key is the report of a task: the number of rows or keys
-that it has compared, the bytes that it has read, and the last place."""
+"""A place to compare again, with the `_id` of its document as canonical extended JSON, or one that
+the table has several times. A row without a place is the report of a task: the number of rows or
+keys that it has compared, the bytes that it has read, and the last place."""
 ROWS = StructType([TABLE[name] for name in BASE])
 """Rows of a current table, with the columns BASE."""
 DOCUMENTS = StructType(columns("database string, collection string, token string, event binary"))
@@ -120,7 +117,7 @@ class ComparisonTasks:
             yield _report(0, 0)
             return
         doubled = counts["values"].filter(pc.greater(counts["counts"], 1)).to_pylist()
-        yield _suspects((*place.split("\0"), None, True) for place in doubled)
+        yield _suspects((place, None, True) for place in doubled)
         last, size = counts["values"][-1], 0
         with closing(RouterClient(self.options)) as client:
             for read in self._scan(paths, BASE, self._between(after, last.as_py())):
@@ -140,20 +137,18 @@ class ComparisonTasks:
         read = chunk_read(chunk, self.time, self.options, keys_only=True)
         with closing(RouterClient(self.options)) as client:
             for batch in read_chunks(client, [read], self.options):
-                keys = {place_of_row(row): row for row in self._keyed(batch)}
+                keys = {row[_PLACE]: row for row in self._keyed(batch)}
                 batches = self._find(keys, KEY_COLUMNS)
                 present = {place for batch in batches for place in batch[_PLACE].to_pylist()}
-                missing = [row for place, row in keys.items() if place not in present]
-                yield _suspects(
-                    (*place_of_row(row).split("\0"), self._id_of(row), False) for row in missing
-                )
+                missing = [(place, row) for place, row in keys.items() if place not in present]
+                yield _suspects((place, self._id_of(row), False) for place, row in missing)
                 rows, size = rows + batch.num_rows, size + batch["event"].nbytes
         yield _report(rows, size)
 
     def table_rows(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:
         """Return the table's rows with some keys as ROWS: a function for `mapInArrow`."""
         for batch in batches:
-            for rows in self._find(set(map(place_of_row, batch.to_pylist())), BASE):
+            for rows in self._find({*batch[_PLACE].to_pylist()}, BASE):
                 yield from rows.select(_ROWS.names).cast(_ROWS).to_batches()
 
     def documents(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:
@@ -225,23 +220,22 @@ class ComparisonTasks:
         ]
         for batch in read_chunks(client, self._reads_of(rows), self.options):
             for change in self._keyed(batch):
-                documents[place_of_row(change)] = fields_of(change["payload"])[
-                    b"fullDocument"
-                ].value
+                documents[change[_PLACE]] = fields_of(change["payload"])[b"fullDocument"].value
             size += batch["event"].nbytes
         suspects = []
         for row in rows:
-            stored, document = row["document"], documents.get(place_of_row(row))
+            stored, document = row["document"], documents.get(row[_PLACE])
             alike = stored == document or (document and not differing_fields(stored, document))
             if not alike or not row["token"]:
-                suspects.append((*(row[name] for name in (*KEY_COLUMNS, "id")), False))
+                suspects.append((row[_PLACE], row["id"], False))
         return suspects, size
 
     def _reads_of(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[ChunkRead]:
-        """Return what reads the documents with the keys and `id`s of rows."""
+        """Return what reads the documents with the places and `id`s of rows."""
         by_collection: dict[tuple[str, str], list[str]] = {}
         for row in rows:
-            ids = by_collection.setdefault((row["database"], row["collection"]), [])
+            database, collection, _ = row[_PLACE].split("\0")
+            ids = by_collection.setdefault((database, collection), [])
             ids += [row["id"]] if row["id"] else []
         key = () if self.keys == ("_id",) else self.keys
         for names, ids in by_collection.items():
@@ -262,7 +256,7 @@ class ComparisonTasks:
     def _id_of(self, row: Mapping[str, Any]) -> str | None:
         """Return the `_id` of a row as extended JSON; None if another program has damaged it."""
         with suppress(*UNREADABLE):
-            key = str(row["key"])
+            key = str(row[_PLACE].rpartition("\0")[2])
             if self.keys != ("_id",):
                 key = json.dumps(json.loads(row["documentKey"])["_id"])
             filter_of([key])
@@ -270,14 +264,9 @@ class ComparisonTasks:
         return None
 
 
-def place_of_row(row: Mapping[str, Any]) -> str:
-    """Return the place of a row with KEY_COLUMNS."""
-    return "\0".join(row[name] for name in KEY_COLUMNS)
-
-
 def _suspects(keys: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
     return batch_of(((*key, 0, 0, None) for key in keys), _SUSPECTS)
 
 
 def _report(rows: int, size: int, place: str | None = None) -> pa.RecordBatch:
-    return batch_of([(None, None, None, None, False, rows, size, place)], _SUSPECTS)
+    return batch_of([(None, None, False, rows, size, place)], _SUSPECTS)

@@ -143,8 +143,8 @@ class Verifier:
         change = {"token": high_water_mark(after(when).time), "kind": EVENT, "payload": payload}
         for row in differences:
             database, _, name = row["namespace"].partition(".")
-            key = {"database": database, "collection": name, "key": row["key"]}
-            self.findings.gone.put({**key, "documentKey": None, **change})
+            place = "\0".join((database, name, row["key"]))
+            self.findings.gone.put({"place": place, "documentKey": None, **change})
 
     def _request(self, differences: Sequence[Mapping[str, Any]]) -> int:
         """Request a snapshot of documents that the table lacks, or has in another version.

@@ -37,7 +37,6 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.unread import unread_names
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import rows_of, run_tasks
 from spark_sink.tables.parquet_parts import BATCH
@@ -230,7 +229,7 @@ class _Verification:
                 f"({compared.rows:,} rows and keys, for which {compared.bytes:,} bytes were read), "
                 "and with their columns"
             )
-            if names := unread_names(CurrentTable.existing(log.address).state.unread):
+            if names := unread_names(log.state().unread):
                 outcome.remarks.append(f"not compared: {names}, which the job must read again")
 
     def compare_with_stream(self, last: LoggedBatch, since: Timestamp | None) -> None:

@@ -154,7 +154,7 @@ def _problems_of_readers(
                 problems.append(f"verify of {name}: {each}")
         made = rebuild_table(spark, folder, time, f"s3://{BUCKET}/restored")
         tables = {
-            "rebuilt": made.read(spark),
+            "rebuilt": made.log.read(spark),
             "read": read_at(spark, _OUT, f"{time.time},{time.inc}")["current"],
         }
         for name, rows in tables.items():

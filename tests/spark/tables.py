@@ -32,7 +32,7 @@ def follow(spark: SparkSession, shop: Shop, folder: Path, **options: object) -> 
 
 
 def table_of(spark: SparkSession, folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    return documents_in(CurrentTable.existing(str(folder / "table")).read(spark))
+    return documents_in(CurrentTable.existing(str(folder / "table")).log.read(spark))
 
 
 def documents_in(table: DataFrame) -> dict[tuple[str, str], dict[str, Any]]:

@@ -42,7 +42,9 @@ def raw_documents(shop: Shop, name: str = "orders") -> dict[Any, bytes]:
 
 
 def raw_rows(spark: SparkSession, table: Path) -> dict[Any, bytes]:
-    rows = CurrentTable.existing(str(table)).read(spark).where("collection = 'orders'").collect()
+    rows = (
+        CurrentTable.existing(str(table)).log.read(spark).where("collection = 'orders'").collect()
+    )
     return {json_util.loads(row.key): bytes(row.document) for row in rows}
 
 

@@ -103,7 +103,7 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
         "read": 40, "snapshotEnd": 1, "insert": 21, "update": updates, "delete": 1,
     }  # fmt: skip
     assert differences(spark, shop, folder) == NO_DIFFERENCE
-    assert CurrentTable.existing(str(folder / "current")).read(spark).count() == 60
+    assert CurrentTable.existing(str(folder / "current")).log.read(spark).count() == 60
 
     # Where it stands, without Spark.
     runner = CliRunner()
@@ -231,7 +231,7 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
         assert len(numbers) == len(set(numbers))
     assert sorted(row["token"] for row in rows_of(tmp_path)) == tokens
     assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
-    [row, *_] = CurrentTable.existing(str(tmp_path / "current")).read(spark).collect()
+    [row, *_] = CurrentTable.existing(str(tmp_path / "current")).log.read(spark).collect()
     assert {"_id", "customer", "count"} >= json.loads(row.fullDocument).keys() >= {"_id", "count"}
     [transaction] = rows_of(tmp_path, TRANSACTIONS)
     assert dict(transaction["data_collections"]) == {f"{shop.database}.orders": 2}

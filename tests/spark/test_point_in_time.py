@@ -86,7 +86,7 @@ def test_all_tables_are_read_as_of_one_time_and_made_again(
     for number, (time, documents) in enumerate(moments[:2]):
         into = str(tmp_path / f"at{number}")
         made = recovery.rebuild_table(spark, where, time, into)
-        assert documents_in(made.read(spark)) == documents
+        assert documents_in(made.log.read(spark)) == documents
         with pytest.raises(OptionError, match="there is a table in"):
             recovery.rebuild_table(spark, where, time, into)
     assert not rows_of(folder, "quarantine")

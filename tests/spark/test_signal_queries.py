@@ -47,7 +47,7 @@ def test_a_job_processes_signals_and_writes_notifications(
     assert send("execute-snapshot", "nothing", "--id", "n") == "n"
     shop.orders.delete_one({"_id": 1, "customer": 1})
     run()
-    table = CurrentTable.existing(str(tmp_path / "current")).read(spark)
+    table = CurrentTable.existing(str(tmp_path / "current")).log.read(spark)
     numbers = sorted(json.loads(row.fullDocument)["_id"] for row in table.collect())
     assert numbers == [0, 2, 3, 4, 10, 11, 12, 13, 14]
     rows = DeltaTable(tmp_path / "notifications").to_pyarrow_table().to_pylist()

@@ -81,7 +81,7 @@ def test_columns_follow_the_documents_of_a_job(
         "Spark": [
             tuple(row)
             for row in CurrentTable.existing(str(tmp_path / "current"))
-            .read(spark).select(columns).collect()
+            .log.read(spark).select(columns).collect()
         ],
         "Polars": polars.scan_delta(str(tmp_path / "current")).select(columns).collect().rows(),
         "DuckDB": duckdb.from_arrow(table.to_pyarrow_dataset())
@@ -163,7 +163,7 @@ def test_any_name_of_a_field_may_be_in_a_typed_table(
     run_typed(spark, shop, folder, **form)
     assert differences(spark, shop, folder) == NO_DIFFERENCE
 
-    before, rows = CurrentTable.existing(str(folder / "current")).read(spark), rows_of(folder)
+    before, rows = CurrentTable.existing(str(folder / "current")).log.read(spark), rows_of(folder)
     found = {each["_id"]: each.asDict(recursive=True) for each in before.collect()}
     own = {"_document", "_clusterTime", "keyRange"}  # of other types of Python's
     for number, row in found.items():
@@ -185,7 +185,7 @@ def test_any_name_of_a_field_may_be_in_a_typed_table(
     shutil.rmtree(folder / "current")
     assert recovery.lacks_current(where)
     recovery.rebuild_table(spark, where)
-    assert CurrentTable.existing(str(folder / "current")).read(spark).schema == before.schema
+    assert CurrentTable.existing(str(folder / "current")).log.read(spark).schema == before.schema
     assert DeltaTable(folder / "current").metadata().configuration == settings
     again = rows_of(folder)
     assert [{**again[n], "keyRange": None} for n in rows] == [

@@ -65,7 +65,7 @@ ODD = (
 
 def current(spark: SparkSession, folder: Path) -> set[int]:
     """The numbers of the documents in the current table."""
-    rows = CurrentTable.existing(str(folder / "current")).read(spark).select("key").collect()
+    rows = CurrentTable.existing(str(folder / "current")).log.read(spark).select("key").collect()
     return {int(json.loads(row.key)["$numberInt"]) for row in rows}
 
 

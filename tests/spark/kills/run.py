@@ -338,7 +338,7 @@ def _problems(spark: SparkSession, shop: Shop, folder: JobFolder, truth: str) ->
     offset = _offset_of(folder)
     end = Offset.of(offset)
     scope = end.scope or Scope()
-    rows = CurrentTable.existing(folder.table("current")).read(spark)
+    rows = CurrentTable.existing(folder.table("current")).log.read(spark)
     table, collections = (
         {place: each for place, each in found.items() if scope.accepts(_DATABASE, place[0])}
         for found in (documents_in(rows), collections_of(shop))

@@ -180,8 +180,8 @@ def test_rows_from_before_a_ddl_event_follow_it(token, collection, ddl_events, p
     row = {"database": "db", "collection": collection, "key": "1", "token": token}
     batch = pa.RecordBatch.from_pylist([{**row, "documentKey": None, "document": b""}])
     [rows] = KeyedRows((), ddl_events).table_rows([batch])
-    found = [(each["token"], (each["database"], each["collection"])) for each in rows.to_pylist()]
-    assert found == ([] if place is None else [(token, place)])
+    found = [(each["token"], each["place"]) for each in rows.to_pylist()]
+    assert found == ([] if place is None else [(token, "\0".join((*place, "1")))])
 
 
 def test_a_row_is_compared_only_with_the_ddl_events_of_its_collection(monkeypatch):
@@ -199,4 +199,4 @@ def test_a_row_is_compared_only_with_the_ddl_events_of_its_collection(monkeypatc
     given = [{**row, "collection": name} for name in ("a", "c1500")]
     batch = pa.RecordBatch.from_pylist(given).select(order)
     [rows] = KeyedRows((), drops).table_rows([batch])
-    assert (rows["collection"].to_pylist(), compared) == (["a"], [drops[500]])
+    assert (rows["place"].to_pylist(), compared) == (["db\0a\x001"], [drops[500]])

@@ -20,7 +20,6 @@ from spark_sink.snapshot.unread import CollectionTokens, LostDocument, tokens_do
 from spark_sink.tables.ddl_events import DdlEvent, ddl_event_of, unread_after
 from spark_sink.tables.fold import Fold, whole_documents, without_superseded
 from spark_sink.tables.keyed_rows import KEYED, ROW, KeyedRows
-from spark_sink.tables.places import places_of
 from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.table_state import TableState
 
@@ -67,7 +66,7 @@ def test_events_together_have_the_keys_of_each(keys: tuple[str, ...], seed: int)
         pa.Table.from_batches(KeyedRows(keys, ()).events(batches))
         for batches in ([rows], [rows.slice(row, 1) for row in range(len(events))])
     )
-    order = ["token", "key"]
+    order = ["token", "place"]
     found, wanted = (
         sorted(each.to_pylist(), key=itemgetter(*order)) for each in (together, singly)
     )
@@ -76,8 +75,7 @@ def test_events_together_have_the_keys_of_each(keys: tuple[str, ...], seed: int)
 
 
 def folded(fold: Fold, keyed: pa.Table) -> pa.Table:
-    batches = keyed.select([field.name for field in KEYED.fields]).to_batches(max_chunksize=7)
-    return pa.concat_tables(fold(batches))
+    return pa.concat_tables(fold(keyed.to_batches(max_chunksize=7)))
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
@@ -94,8 +92,7 @@ def keyed_rows(chance: random.Random, keys: int, count: int) -> pa.Table:
         if row["kind"] != 2 and chance.random() < 0.1
     ]
     before = pa.Table.from_pylist(rows, arrow_schema(KEYED))
-    table = pa.concat_tables([before, pa.Table.from_batches([changes])])
-    return table.append_column("place", places_of(table)).sort_by(_ORDER)
+    return pa.concat_tables([before, pa.Table.from_batches([changes])]).sort_by(_ORDER)
 
 
 def source_rows(events: list[tuple[str, bytes]]) -> pa.RecordBatch:

@@ -29,10 +29,10 @@ from spark_sink.snapshot.selections import CollectionPatterns
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.key_ranges import KeyRanges
-from spark_sink.tables.places import KEY_COLUMNS, KEY_RANGE
+from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.table_form import TableForm
 from spark_sink.verification.collection_comparison import Compared, Comparison
-from spark_sink.verification.comparison_tasks import ComparisonTasks, place_of_row
+from spark_sink.verification.comparison_tasks import ComparisonTasks
 from spark_sink.verification.differences import differing_fields, document_differences
 from spark_sink.verification.rounds import Verifier
 from spark_sink.verification.stream_comparison import _differing_columns
@@ -90,9 +90,7 @@ def test_files_of_another_writer_are_read(tmp_path: Path, soft: bool) -> None:
     DeltaTable(tmp_path).delete("key LIKE '%2%'")
     places, _, look = compared(tmp_path, 100)
     assert 0 < len(places) < 5
-    [key] = pa.Table.from_pylist(
-        [dict(zip(KEY_COLUMNS, places[0].split("\0"), strict=True))]
-    ).to_batches()
+    key = pa.RecordBatch.from_pylist([{"place": places[0]}])
     assert [rows.num_rows for rows in look.table_rows([key])] == [1]
 
 
@@ -108,10 +106,10 @@ def compared(folder: Path, most: int) -> tuple[list[str], list[str], ComparisonT
     place, places, doubled = "", list[str](), list[str]()
     while (after := look.tasks_after(ranges, place, most))[1]:
         found = [row for task in after[1] for batch in task() for row in batch.to_pylist()]
-        suspects = [row for row in found if row["key"] is not None]
-        places += sorted({place_of_row(row) for row in suspects if not row["doubled"]})
-        doubled += [place_of_row(row) for row in suspects if row["doubled"]]
-        place = max((row["place"] for row in found if row["place"]), default=after[0])
+        suspects = [row for row in found if row["place"] is not None]
+        places += sorted({row["place"] for row in suspects if not row["doubled"]})
+        doubled += [row["place"] for row in suspects if row["doubled"]]
+        place = max((row["last"] for row in found if row["last"]), default=after[0])
     return places, doubled, look
 
 
