@@ -16,7 +16,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import NoReturn
@@ -72,7 +72,7 @@ _ATTEMPTS = 10
 """How often a table's epoch is raised if other commits are faster."""
 _EXCHANGES = 100
 """How often files are exchanged if other commits are faster."""
-_REARRANGING = {"OPTIMIZE", "VACUUM START", "VACUUM END"}
+_REARRANGING = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END"})
 """The operations of commits that keep all rows, and the partitions that they are in."""
 
 _PartitionFilters = Sequence[tuple[str, str, list[str]]]
@@ -267,9 +267,11 @@ class DeltaLog(TableVersion):
             before, known = {*self.statistics_columns}, {*self.schema.names}
             names = [name for name in statistics_columns if name in before or name not in known]
             if before != {*names}:
+                planned = self.version
                 with self.stream_errors():
                     self._set_properties({STATISTICS: ",".join(names)})
-                self.reload()
+                if not self._follows(planned, _REARRANGING | {"SET TBLPROPERTIES"}):
+                    self._fail_overtaken()
         filters = [(self.partitions[0], "in", sorted(replaced))] if replaced else []
         if not filters and self._table is not None and _schema(schema) != self._table.schema():
             filters = [(name, "in", ["-"]) for name in self.partitions]  # which no file has
@@ -304,7 +306,7 @@ class DeltaLog(TableVersion):
                 try:
                     self._commit(actions, properties, schema if filters else None, filters)
                 except CommitFailedError:
-                    if filters and self._is_rearranged():
+                    if filters and self._follows(self.version, _REARRANGING):
                         continue
                     raise
                 break
@@ -334,14 +336,16 @@ class DeltaLog(TableVersion):
             post_commithook_properties=_NO_CLEANUP,
         )
 
-    def _is_rearranged(self) -> bool:
-        """Read later commits; return whether there are some, and they keep all rows."""
-        before = self.version or 0
+    def _follows(self, before: int | None, operations: Set[str]) -> bool:
+        """Read the newest version; return whether only `operations` have led to it from `before`.
+
+        It is another one than `before`. Raises StreamError as `reload` does.
+        """
         self.reload()
         assert self._table is not None
-        later = self._table.version() - before
+        later = self._table.version() - (before or 0)
         names = {commit["operation"] for commit in self._table.history(later)} if later else {""}
-        return names <= _REARRANGING
+        return names <= operations
 
     def exchange(self, former: Collection[TableFile], parts: Sequence[PartFile]) -> bool:
         """Commit files instead of the `former` ones, with the same rows.

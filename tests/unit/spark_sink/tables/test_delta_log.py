@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -355,6 +355,27 @@ def test_a_batch_replaces_the_rows_that_others_compact_meanwhile(tmp_path: Path)
     DeltaTable(tmp_path).alter.set_table_properties({"n": "1"}, raise_if_not_exists=False)
     with pytest.raises(StreamError, match="has been written by another query"):
         table.replace([], SCHEMA, TableState(batch=batch(5)), replaced=["1"])
+
+
+@pytest.mark.parametrize("appended_first", [False, True])
+def test_no_commit_comes_between_those_of_a_new_column(
+    appended_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one declares the column's statistics, the second one has its rows."""
+    table, declare = appended(tmp_path, 2), DeltaLog._set_properties
+
+    def with_another(log: DeltaLog, properties: Mapping[str, str]) -> None:
+        if appended_first:
+            appends(tmp_path)
+        declare(log, properties)
+        if not appended_first:
+            appends(tmp_path)
+
+    monkeypatch.setattr(DeltaLog, "_set_properties", with_another)
+    wider = SCHEMA.append(pa.field("region", pa.string()))
+    with pytest.raises(StreamError, match="has been written by another query"):
+        table.replace([], wider, TableState(batch=batch(2)), ["1"], ("region",))
+    assert "region" not in DeltaTable(tmp_path).to_pyarrow_table().column_names
 
 
 def test_a_compaction_whose_commit_the_store_does_not_confirm_is_kept(
