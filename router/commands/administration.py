@@ -14,7 +14,7 @@ from router.commands.command import answers
 from router.commands.other_workers import change_all_processes
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.serving_process import ServingProcess
-from router.peers.messages import Signal
+from router.peers.messages import WorkerSignal
 from shard_client.errors import CommandError, ErrorCode
 
 # The localhost exception, which applies while authentication is on and there are no users.
@@ -77,7 +77,7 @@ async def rotate_certificates(call: Call) -> AnyAnswer:
     problem = call.process.certificates.rotate()
     if problem is not None:
         raise CommandError(ErrorCode.InvalidSSLConfiguration, problem)
-    await change_all_processes(call, Signal.ROTATE_CERTIFICATES)
+    await change_all_processes(call, WorkerSignal.ROTATE_CERTIFICATES)
     return Answer({})
 
 

@@ -29,13 +29,21 @@ from shard_client.wire.documents import decode
 _OF_THE_CLUSTER = frozenset({"config", "local"})
 
 
-def refuse_early(command: bytes, user: User | None) -> None:
-    """Refuse a large ``aggregate``, or its ``explain``, without rights or with too many stages.
+def _is_ours(command: bytes, user: User | None) -> bool:
+    """Return whether an ``aggregate``, or its ``explain``, concerns a change stream.
 
-    Raises CommandError: 13, or 9; mongos 6.0 ends with half a million stages.
+    Raises CommandError for a large one without rights (13), or with too many stages (9): mongos 6.0
+    ends with half a million.
     """
-    if len(command) <= LONGEST:
-        return
+    if not is_change_stream(command):
+        return False
+    if len(command) > LONGEST:
+        _check_large(command, user)
+    return True
+
+
+def _check_large(command: bytes, user: User | None) -> None:
+    """Check the rights for a large command, and its number of stages. Raises CommandError."""
     start, _ = explained(command)
     target, database = next(iter_elements(command, start)), _text(command, find(command, b"$db"))
     collection = _text(command, target)
@@ -63,8 +71,7 @@ def _text(command: bytes, element: Element | None) -> str | None:
 _answers = partial(
     answers,
     api_versions=("1",),
-    is_ours=is_change_stream,
-    refuse_early=refuse_early,
+    is_ours=_is_ours,
     checks_fields=True,
 )
 

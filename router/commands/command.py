@@ -37,10 +37,10 @@ class Command:
 
     A command with ``while_quiescing`` is also answered during shutdown. With authorization, one
     without ``before_login`` requires a login, and one with ``action`` the right to that action on
-    the cluster. ``is_ours``, if given, takes the raw command and returns whether the router answers
-    it, so that commands for the upstream are not decoded. ``refuse_early``, if given, takes the raw
-    command and the user, and raises the CommandError of a command that need not be decoded for it.
-    A command with ``checks_fields`` checks its time limit and read concern with its other fields.
+    the cluster. ``is_ours``, if given, takes the raw command and the user, and returns whether the
+    router answers it, so that commands for the upstream are not decoded; it raises the CommandError
+    of one that need not be decoded for it. A command with ``checks_fields`` checks its time limit
+    and read concern with its other fields.
     """
 
     names: tuple[str, ...]
@@ -52,8 +52,7 @@ class Command:
     action: str | None = None
     api_versions: tuple[str, ...] = ()
     checks_fields: bool = False
-    is_ours: Callable[[bytes], bool] | None = None
-    refuse_early: Callable[[bytes, User | None], None] | None = None
+    is_ours: Callable[[bytes, User | None], bool] | None = None
 
     async def check(self, call: Call) -> None:
         """Make the checks that mongos makes before it runs any command; raises CommandError."""

@@ -47,7 +47,7 @@ class _Point:
     data: Mapping[str, Any] = field(default_factory=dict)
     count: int = 0
 
-    def fires(self) -> bool:
+    def count_command(self) -> bool:
         """Count a command that it applies to; return whether the command fails."""
         if self.remaining == 0:
             return False
@@ -93,7 +93,7 @@ class FailPoints:
         listed = data.get("failCommands", ())
         if not any(name in listed for name in names) or not _concerns(data, call):
             return
-        if not point.fires():
+        if not point.count_command():
             return
         if data.get("blockConnection"):
             await asyncio.sleep(data.get("blockTimeMS", 0) * MILLISECONDS)
@@ -108,7 +108,7 @@ class FailPoints:
         Raises CommandError: the configured error, InternalError by default; not yet labelled.
         """
         point = self._points[_FAIL_GET_MORE]
-        if _concerns(point.data, call) and point.fires():
+        if _concerns(point.data, call) and point.count_command():
             code = point.data.get("errorCode", ErrorCode.InternalError)
             cursor.close()
             raise CommandError(code, f"Hit the '{_FAIL_GET_MORE}' failpoint")

@@ -12,7 +12,7 @@ import structlog
 
 from router.commands.call import Call
 from router.commands.reply_bodies import RawAnswer, code_of
-from router.peers.messages import SetVerbosity, Signal
+from router.peers.messages import SetVerbosity, WorkerSignal
 from router.peers.peers import ON_BEHALF_OF, Peer, Peers
 from shard_client.errors import ErrorCode, NetworkError
 from shard_client.wire.documents import encode
@@ -32,7 +32,7 @@ async def ask_other_workers(call: Call) -> Sequence[dict[str, Any]]:
     return await peers.ask_all(call.database, _for_user(call, call.command))
 
 
-async def change_all_processes(call: Call, change: SetVerbosity | Signal) -> None:
+async def change_all_processes(call: Call, change: SetVerbosity | WorkerSignal) -> None:
     """Run a command that changes the process on all other workers, and tell the parent too."""
     await ask_other_workers(call)
     peers = _peers(call)

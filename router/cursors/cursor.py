@@ -90,8 +90,7 @@ class MergedCursor:
     def check(self, asking: Owner) -> None:
         """Raise CommandError unless ``asking`` may use the cursor now.
 
-        143 CursorInUse, the error for a different session or user, or 13 Unauthorized if its user
-        may no longer read the namespace.
+        143 CursorInUse, or the error for a different session or user.
         """
         if self.owner.user != asking.user:
             raise CommandError(

@@ -13,7 +13,7 @@ Port = Literal["driver", "feed"]
 """The port that has accepted a connection."""
 
 
-class Signal(Enum):
+class WorkerSignal(Enum):
     """A message without contents."""
 
     READY = "from a worker: it can serve clients"
@@ -92,7 +92,7 @@ class Drain:
 
 
 WorkerMessage = (
-    Signal
+    WorkerSignal
     | ServeClient
     | ConnectionEnded
     | Load

@@ -196,12 +196,10 @@ class ClientConnection:
         if self._process.server.topology.quiescing and not (command and command.while_quiescing):
             raise at_shutdown(ErrorCode.ShutdownInProgress, request.name, request.body())
         if command is not None and command.is_ours is not None and request.query is None:
-            command = command if command.is_ours(request.body()) else None
+            command = command if command.is_ours(request.body(), self.client.user) else None
         fail_points = self._process.fail_points
         if command is None and fail_points is None:
             return PASS_THROUGH
-        if command is not None and command.refuse_early is not None and again is None:
-            command.refuse_early(request.body(), self.client.user)
         long_turn = self._incoming.long_turn
         document = (
             again if again is not None else await request.command(long_turn, passes=command is None)

@@ -104,8 +104,8 @@ class NoOpRequests:
 class NoOpClient(Protocol):
     """Requests no-op writes for its remotes, by number."""
 
-    def noop_wanted(self, number: int) -> Timestamp | None:
-        """Return the time past which the write is to move the member; None withdraws the request.
+    def confirm_noop(self, number: int) -> Timestamp | None:
+        """Confirm a request: return the time past which to move the member, or None to withdraw it.
 
         Called when the member's budget allows the write. Nothing more is called for a withdrawn
         request; if no other is left, nothing is sent.
@@ -214,7 +214,7 @@ class NoOpTarget:
         moved = False
         try:
             for client, number in list(waiting):
-                if (past := client.noop_wanted(number)) is None:
+                if (past := client.confirm_noop(number)) is None:
                     del waiting[client, number]
                 else:
                     waiting[client, number] = past

@@ -218,8 +218,8 @@ class ReadScheduler:
             target = self._noop_writer.target(remote.target, remote.in_merge.host)
             target.write(self, remote.number)
 
-    def noop_wanted(self, number: int) -> Timestamp | None:
-        """Return the time past which a remote's member is to be moved; None if no event needs it.
+    def confirm_noop(self, number: int) -> Timestamp | None:
+        """Return the time past which to move a remote's member, or None if no event needs it now.
 
         More events may wait for the member than when the no-op write was requested.
         """

@@ -13,7 +13,7 @@ import structlog
 from bson.objectid import ObjectId
 
 from router.config.settings import Settings
-from router.peers.messages import Load, Signal, WorkerMessage
+from router.peers.messages import Load, WorkerMessage, WorkerSignal
 from router.workers.channel import Channel, socket_pair
 
 log = structlog.get_logger()
@@ -91,7 +91,7 @@ class Child:
         while (received := await self.channel.receive()) is not None:
             message, _ = received
             match message:
-                case Signal.DRAINED:
+                case WorkerSignal.DRAINED:
                     self.drained.set()
                 case Load():
                     self.load = message
@@ -115,7 +115,7 @@ class Child:
             return
         self._answered.clear()
         self._asked_at = asyncio.get_running_loop().time()
-        self.channel.send(Signal.REPORT_LOAD)
+        self.channel.send(WorkerSignal.REPORT_LOAD)
         try:
             async with asyncio.timeout(timeout):
                 await self._answered.wait()

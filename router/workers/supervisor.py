@@ -136,7 +136,7 @@ class Supervisor:
     def _rotate(self) -> None:
         """Make all processes exchange their certificates."""
         self._rotate_own()
-        self._tell_all(messages.Signal.ROTATE_CERTIFICATES)
+        self._tell_all(messages.WorkerSignal.ROTATE_CERTIFICATES)
 
     def _tell_all(self, message: messages.WorkerMessage) -> None:
         for child in self._alive:
@@ -235,7 +235,7 @@ class Supervisor:
     def _react(self, child: Child, report: messages.WorkerMessage) -> None:
         """Make all processes follow what one worker reports."""
         match report:
-            case messages.Signal.READY:
+            case messages.WorkerSignal.READY:
                 self._dispatcher.add(child)
                 log.info("A worker is ready", worker=child.number, pid=child.process.pid)
                 if len(self._dispatcher.children) == self._settings.workers:
@@ -256,7 +256,7 @@ class Supervisor:
                     child.channel.send(self._upstream)
             case messages.SetVerbosity(verbosity):
                 LEVEL.verbosity = verbosity
-            case messages.Signal.ROTATE_CERTIFICATES:
+            case messages.WorkerSignal.ROTATE_CERTIFICATES:
                 self._rotate_own()
 
     def _rotate_own(self) -> None:
@@ -276,7 +276,7 @@ class Supervisor:
                 await child.drained.wait()
         for child in children:
             if child.drained.is_set():
-                child.channel.send(messages.Signal.END)
+                child.channel.send(messages.WorkerSignal.END)
             else:
                 log.warning("A worker hangs; killing it", worker=child.number)
                 child.process.kill()

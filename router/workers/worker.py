@@ -45,14 +45,14 @@ async def _handle_messages(folder: Path, channel: Channel, parts: Parts, tasks: 
     """
     process, listener, feed = parts
     busy = _Busy()
-    channel.send(messages.Signal.READY)
+    channel.send(messages.WorkerSignal.READY)
     while (received := await channel.receive()) is not None:
         message, connection = received
         match message:
             case messages.ServeClient(port, connection_id):
                 adopts = listener if port == "driver" else feed
                 tasks.run(_adopt, channel, connection, connection_id, adopts)
-            case messages.Signal.REPORT_LOAD:
+            case messages.WorkerSignal.REPORT_LOAD:
                 counters = process.counters
                 channel.send(
                     messages.Load(len(process.cursors), counters.connections, busy.share())
@@ -63,12 +63,12 @@ async def _handle_messages(folder: Path, channel: Channel, parts: Parts, tasks: 
             case messages.UseUpstream(chosen, generation):
                 if isinstance(process.upstream, UpstreamMongos):
                     process.upstream.follow(chosen, generation)
-            case messages.Signal.ROTATE_CERTIFICATES:
+            case messages.WorkerSignal.ROTATE_CERTIFICATES:
                 if process.certificates is not None:
                     process.certificates.rotate()
             case messages.Drain(seconds):
                 tasks.run(_drain, channel, listener, seconds)
-            case messages.Signal.END:
+            case messages.WorkerSignal.END:
                 return
     log.error("The parent is gone; ending")
     shutil.rmtree(folder, ignore_errors=True)
@@ -76,7 +76,7 @@ async def _handle_messages(folder: Path, channel: Channel, parts: Parts, tasks: 
 
 async def _drain(channel: Channel, listener: Listener, seconds: float) -> None:
     await listener.drain(seconds)
-    channel.send(messages.Signal.DRAINED)
+    channel.send(messages.WorkerSignal.DRAINED)
 
 
 async def _adopt(

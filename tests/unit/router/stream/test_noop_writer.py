@@ -40,7 +40,7 @@ class Requests:
         self.wanted.append(past)
         self.noop_writer.target("s1", self.host).write(self, len(self.wanted) - 1)
 
-    def noop_wanted(self, number: int) -> Timestamp | None:
+    def confirm_noop(self, number: int) -> Timestamp | None:
         wanted = self.wanted[number]
         if isinstance(wanted, Exception):
             raise wanted

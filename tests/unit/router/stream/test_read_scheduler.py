@@ -126,7 +126,7 @@ async def test_a_request_that_no_event_needs_any_more_is_withdrawn(scheduled: Sc
     scheduled.reply(A, 20, 20)
     await asyncio.sleep(0)
     scheduled.reply(B, 25)
-    assert scheduled.scheduler.noop_wanted(B) is None
+    assert scheduled.scheduler.confirm_noop(B) is None
     assert scheduled.remotes[B].noops.state == "none"
     scheduled.reply(A, 30, 30)
     await asyncio.sleep(0)

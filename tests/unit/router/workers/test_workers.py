@@ -24,8 +24,8 @@ from router.peers.messages import (
     Drain,
     Load,
     ServeClient,
-    Signal,
     WorkerMessage,
+    WorkerSignal,
 )
 from router.tasks.owned_tasks import OwnedTasks
 from router.workers.channel import Channel, socket_pair
@@ -55,7 +55,7 @@ def test_a_message_to_a_process_that_is_gone_is_lost() -> None:
         channel = Channel(socket_pair()[0])
         channel.close()
         await asyncio.sleep(0)
-        channel.send(Signal.END)
+        channel.send(WorkerSignal.END)
 
     uvloop.run(send())
 
@@ -156,7 +156,7 @@ class _ReadyChild(Child):
     """A worker that reports ready at once, and whose load cannot be asked for."""
 
     async def reports(self) -> AsyncIterator[WorkerMessage]:
-        yield Signal.READY
+        yield WorkerSignal.READY
         async for report in super().reports():
             yield report
 
@@ -245,7 +245,7 @@ async def test_connections_of_two_ports_are_placed_by_the_same_answers(
     async with asyncio.timeout(PATIENCE):
         clients = [await asyncio.open_connection("127.0.0.1", port) for port in ports]
         for end in ends:
-            assert await end.receive() == (Signal.REPORT_LOAD, None)
+            assert await end.receive() == (WorkerSignal.REPORT_LOAD, None)
         # Both connections have been accepted: the second one waits for the first one's answers.
         await until(lambda: dispatcher._asking._waiters)
         for end, busy in zip(ends, (1.0, 0.0), strict=True):
@@ -288,11 +288,11 @@ async def test_a_worker_answers_its_parent_while_it_drains(tmp_path: Path) -> No
     parts: Any = (process, _SlowListener(), None)
     async with asyncio.timeout(PATIENCE), OwnedTasks() as tasks:
         handling = asyncio.create_task(_handle_messages(tmp_path, theirs, parts, tasks))
-        assert await ours.receive() == (Signal.READY, None)
-        for message in (Drain(PATIENCE), Signal.REPORT_LOAD):
+        assert await ours.receive() == (WorkerSignal.READY, None)
+        for message in (Drain(PATIENCE), WorkerSignal.REPORT_LOAD):
             ours.send(message)
         assert await ours.receive() == (Load(), None)
-        ours.send(Signal.END)
+        ours.send(WorkerSignal.END)
         await handling
     ours.close()
     theirs.close()
