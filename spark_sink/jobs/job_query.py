@@ -88,12 +88,11 @@ class JobQuery:
         """
         advance = {} if self.findings is None else _IDLE_ADVANCE
         source = {**advance, **self.record.source_options(self.uri)}
-        form = self._form(source)
         if self.record.snapshot.policy.streams:  # a snapshot alone has no signals
             source = {"signalFolder": self.folder.signals, **source}
-        options, schema = _with_schema(job_options(source, tasks_by_cores(spark)))
-        rows = dated_schema(arrow_schema(schema))
-        options[TABLES] = to_json(self._task_tables(parse_options(source).scope))
+        options, parsed = _with_schema(job_options(source, tasks_by_cores(spark)))
+        form, rows = self._form(parsed), dated_schema(arrow_schema(schema_for(parsed)))
+        options[TABLES] = to_json(self._task_tables(parsed.scope))
         spark.dataSource.register(JobSource)
         reader = JobSource(dict(options)).streamReader(StructType())  # an old Spark refuses itself
         checkpoint = self.folder.checkpoint.address
@@ -112,12 +111,12 @@ class JobQuery:
         with _log_by_rename(spark, checkpoint):
             return writer.queryName(f"mergerouter {self.folder.address}").start()
 
-    def _form(self, options: Mapping[str, str]) -> TableForm:
+    def _form(self, options: StreamOptions) -> TableForm:
         """Return the form of the current table; a new typed one has the fields of shard keys."""
         form = table_form(self.record)
         if not form.is_typed or DeltaLog(self.folder.table(CURRENT)).exists:
             return form
-        fields = _shard_keys(parse_options(options))
+        fields = _shard_keys(options)
         names = [field.replace(".", "_") if form.flattens else field for field in fields]
         return replace(form, keys=tuple(dict.fromkeys(("_id", *names))))
 
@@ -217,20 +216,17 @@ def table_form(record: JobRecord) -> TableForm:
         raise OptionError(f"--schema: {error}") from None
 
 
-def _with_schema(options: Mapping[str, str]) -> tuple[dict[str, str], StructType]:
-    """Return options with documentSchema as JSON, and the schema of the source's rows.
-
-    Raises OptionError.
-    """
+def _with_schema(options: Mapping[str, str]) -> tuple[dict[str, str], StreamOptions]:
+    """Return options with documentSchema as JSON, and the parsed ones. Raises OptionError."""
     given = parse_options(options)
     if given.document_schema is None:
-        return dict(options), schema_for(given)
+        return dict(options), given
     try:
         kind = _documents_of(given.document_schema)
     except ValueError as error:
         raise OptionError(f"option 'documentSchema': {error}") from None
     named = {**named_options(options), "documentSchema": kind.json()}
-    return named, schema_for(replace(given, document_type=kind))
+    return named, replace(given, document_type=kind)
 
 
 def _documents_of(text: str) -> StructType:

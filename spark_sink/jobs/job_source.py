@@ -8,7 +8,6 @@ twice leaves files that no commit names. Executors import this module.
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -24,14 +23,13 @@ from spark_sink.jobs.job_tables import CURRENT
 from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
-from spark_sink.rows.row_schema import schema_from_json
 from spark_sink.snapshot.selections import Namespace
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 from spark_sink.source.batch_planner import QueryOutput
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
-from spark_sink.source.schema import schema_for
+from spark_sink.source.schema import declared_schema, schema_for
 from spark_sink.source.task_rows import Task, TaskPartition
 from spark_sink.tables.executors import REPORT, reported
 from spark_sink.tables.state_files import newest_state
@@ -63,10 +61,8 @@ class JobSource(MergerouterDataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the reader for one query. Raises OptionError."""
         with without_traceback():
-            options = parse_options(self.options)
-            if options.document_schema is not None:
-                options = replace(options, document_type=schema_from_json(options.document_schema))
-            return super().streamReader(schema_for(options))
+            declared = declared_schema(parse_options(self.options))
+            return super().streamReader(cast("StructType", declared))  # DDL is for sources alone
 
     def stream_reader(self, options: StreamOptions) -> JobStreamReader:
         """Return the reader for these options."""

@@ -1,17 +1,19 @@
 """The queue of a query's snapshots, and its processed signals, as a part of Spark's offset.
 
 A killed query continues from its offset: with the same requests, the same chunks, and the ids of
-the processed signals, none of which is processed twice. `snapshot_scheduler` makes each next queue.
+the processed signals, none of which is processed twice. A next queue that depends on the servers,
+or has a notification, is made by `snapshot_scheduler`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bson.timestamp import Timestamp
 
+from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.dataclass_json import tagged
 from spark_sink.events.positions import Position
 from spark_sink.signals.signal import SnapshotKind, digest
@@ -24,7 +26,7 @@ from spark_sink.snapshot.selections import (
     ScopeGain,
     Selection,
 )
-from spark_sink.snapshot.unread import CollectionTokens
+from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 
 LOGGED = "LOGGED"
 """The type of the notification that a signal `log` requests."""
@@ -201,15 +203,53 @@ class SnapshotQueue:
             name += "-more"
         return name
 
-    def with_aborted(self, request: SnapshotRequest, most: int) -> SnapshotQueue:
+    def requiring(
+        self, unread: CollectionTokens, lost: Iterable[LostDocument] = ()
+    ) -> SnapshotQueue:
+        """Return the queue with a request for what a table lacks.
+
+        Args:
+            unread: collections, and the token since which. Each is requested once; those that a
+                scope has gained were requested then.
+            lost: documents of other collections; each is requested once, too.
+        """
+        new = {
+            ".".join(names): token
+            for names, token in unread.items()
+            if not isinstance(names, ScopeGain) and token > self.required_at
+        }
+        documents = [document for document in lost if document.token > self.required_at]
+        if not new and not documents:
+            return self
+        last = max([*new.values(), *(document.token for document in documents)])
+        time = cluster_time_of(last)
+        name = self.free_id(f"again-{time.time}-{time.inc}")
+        request, missing = SnapshotRequest(name, "incremental"), MissingDocuments()
+        for waiting in self.requests:
+            is_waiting = waiting.plan is None and not waiting.aborted
+            if isinstance(waiting.selection, MissingDocuments) and is_waiting:
+                request, missing = waiting, waiting.selection  # one request for both
+        keys = ((".".join(document.namespace), document.key) for document in documents)
+        required = replace(request, selection=missing.with_more(new, keys))
+        return replace(self, required_at=last).with_request(required)
+
+    def restarted(self) -> SnapshotQueue:
+        """Return the queue at a start of the query, which may read what could not be read before.
+
+        A right may have been granted, or an option set.
+        """
+        requests = (replace(request, aborted=False) for request in self.requests)
+        return replace(self, requests=tuple(requests))
+
+    def with_aborted(self, request: SnapshotRequest) -> SnapshotQueue:
         """Return the queue in which what a request reads waits for the next start of the query.
 
-        Documents that a table lacks are one request, whose keys have `most` characters at most.
+        Documents that a table lacks are one request.
         """
         for other in (other for other in self.requests if other.aborted):
             more, known = request.selection, other.selection
             if isinstance(more, MissingDocuments) and isinstance(known, MissingDocuments):
-                both = known.with_more(more.collections, more.keys, most)
+                both = known.with_more(more.collections, more.keys)
                 rest = self.without_request(request.id)
                 return rest.with_request(replace(other, selection=both))
         return self.with_request(replace(request, plan=None, aborted=True))

@@ -19,7 +19,6 @@ from dataclasses import replace
 
 from bson.timestamp import Timestamp
 
-from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.events.positions import Position, position_document, time_of
 from spark_sink.signals.signal import (
     EXECUTE,
@@ -34,8 +33,7 @@ from spark_sink.signals.signal import (
 from spark_sink.signals.snapshot_queue import LOGGED, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.plan import SnapshotCollection, SnapshotPlan
-from spark_sink.snapshot.selections import CollectionPatterns, MissingDocuments, ScopeGain
-from spark_sink.snapshot.unread import CollectionTokens, LostDocument
+from spark_sink.snapshot.selections import CollectionPatterns
 
 REFUSAL = (
     "the query has a pipeline, whose stages work on events: start it with option snapshotFilters, "
@@ -47,8 +45,6 @@ _AGAIN = ". The table lacks documents of data_collections until a start of the j
 _MAX_LENGTH = 600
 # The most snapshots that wait, and the most characters of their names and filters.
 _MAX_REQUESTS, _MAX_CHARACTERS = 20, 20_000
-# The most bytes of keys of documents in a request: beyond them, whole collections are read.
-_MAX_KEY_BYTES = 100_000
 # The aggregate type of notifications of signals that request no snapshot.
 SIGNAL = "Signal"
 
@@ -56,10 +52,10 @@ SIGNAL = "Signal"
 class SnapshotScheduler:
     """Makes the next queue of a query's snapshots. It has no state but the chunk planner's.
 
-    A request comes into the queue by `begin`, `process` or `require`. Once it is the running one,
-    `advance` begins it, then has each batch read some of its chunks, and at last ends it. A signal
-    may pause or stop it before. What cannot be read is aborted at its beginning: it leaves the
-    queue, or waits for the next start of the query (`restarted`) if a table lacks it. All that
+    A request comes into the queue by `begin`, `process` or `SnapshotQueue.requiring`. Once it is
+    the running one, `advance` begins it, then has each batch read some of its chunks, and at last
+    ends it. A signal may pause or stop it before. What cannot be read is aborted at its beginning:
+    it leaves the queue, or waits for the next start of the query if a table lacks it. All that
     happens to it is a notification.
 
     Args:
@@ -133,48 +129,6 @@ class SnapshotScheduler:
             except SignalError as error:
                 queue = self._notified(queue, received.id, SIGNAL, "REFUSED", reason=str(error))
         return queue
-
-    def restarted(self, queue: SnapshotQueue) -> SnapshotQueue:
-        """Return the queue at a start of the query, which may read what could not be read before.
-
-        A right may have been granted, or an option set.
-        """
-        requests = (replace(request, aborted=False) for request in queue.requests)
-        return replace(queue, requests=tuple(requests))
-
-    def require(
-        self,
-        queue: SnapshotQueue,
-        unread: CollectionTokens,
-        lost: Iterable[LostDocument] = (),
-    ) -> SnapshotQueue:
-        """Return the queue with a request for what a table lacks.
-
-        Args:
-            unread: collections, and the token since which. Each is requested once; those that a
-                scope has gained were requested then.
-            lost: documents of other collections; each is requested once, too.
-        """
-        new = {
-            ".".join(names): token
-            for names, token in unread.items()
-            if not isinstance(names, ScopeGain) and token > queue.required_at
-        }
-        documents = [document for document in lost if document.token > queue.required_at]
-        if not new and not documents:
-            return queue
-        last = max([*new.values(), *(document.token for document in documents)])
-        queue = replace(queue, required_at=last)
-        time = cluster_time_of(last)
-        name = queue.free_id(f"again-{time.time}-{time.inc}")
-        request, missing = SnapshotRequest(name, "incremental"), MissingDocuments()
-        for waiting in queue.requests:
-            is_waiting = waiting.plan is None and not waiting.aborted
-            if isinstance(waiting.selection, MissingDocuments) and is_waiting:
-                request, missing = waiting, waiting.selection  # one request for both
-        keys = ((".".join(document.namespace), document.key) for document in documents)
-        missing = missing.with_more(new, keys, _MAX_KEY_BYTES)
-        return queue.with_request(replace(request, selection=missing))
 
     def advance(self, queue: SnapshotQueue, time: Timestamp) -> SnapshotQueue:
         """Return the queue with what the next batch reads of the running snapshot.
@@ -266,7 +220,7 @@ class SnapshotScheduler:
         if problem is None:
             return self._notified_of(queue.with_request(request), request, "STARTED", **texts)
         if request.is_required and collections:
-            queue = queue.with_aborted(request, _MAX_KEY_BYTES)
+            queue = queue.with_aborted(request)
             texts["reason"] = f"{problem}{_AGAIN}"
         else:
             queue, texts = queue.without_request(request.id), {"reason": problem}

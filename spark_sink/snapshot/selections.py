@@ -18,6 +18,8 @@ from spark_sink.snapshot.plan import filter_of, value_of
 
 Namespace = tuple[str, str]
 """A collection, by database and name."""
+# The most characters of keys in a request: beyond them, whole collections are read.
+_MAX_KEYS = 100_000
 
 
 class Selection:
@@ -133,18 +135,18 @@ class MissingDocuments(Selection):
         return [(name, key) for name, keys in self.documents.items() for key in keys]
 
     def with_more(
-        self, collections: Iterable[str], keys: Iterable[tuple[str, str]], most: int
+        self, collections: Iterable[str], keys: Iterable[tuple[str, str]]
     ) -> MissingDocuments:
         """Return what a table lacks together with further collections and keys, by namespace.
 
-        Whole collections take the place of keys with more than `most` characters in all.
+        Whole collections take the place of keys with more than _MAX_KEYS characters in all.
         """
         whole = {*self.collections, *collections}
         by_name = {name: {*keys} for name, keys in self.documents.items()}
         for name, key in keys:
             by_name.setdefault(name, set()).add(key)
         documents = {name: tuple(sorted(by_name[name])) for name in sorted(by_name.keys() - whole)}
-        if sum(map(len, chain.from_iterable(documents.values()))) > most:
+        if sum(map(len, chain.from_iterable(documents.values()))) > _MAX_KEYS:
             whole, documents = whole | documents.keys(), {}
         return MissingDocuments(tuple(sorted(whole)), documents)
 

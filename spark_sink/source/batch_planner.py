@@ -176,8 +176,8 @@ class BatchPlanner:
             return queue
         self._first = self._first or start
         if start == self._first:
-            queue = self.scheduler.restarted(queue)
-        return self.scheduler.require(queue, *self.output.unread(start))
+            queue = queue.restarted()
+        return queue.requiring(*self.output.unread(start))
 
     def _begin_snapshot(self, start: Offset, queue: SnapshotQueue) -> Offset | None:
         """Return the offset with which a snapshot begins; None until its delay is over."""

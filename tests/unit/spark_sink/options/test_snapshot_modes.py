@@ -2,7 +2,6 @@
 
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -10,6 +9,7 @@ import bson
 import pytest
 from bson.timestamp import Timestamp
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.event_planner import EventRange
 from spark_sink.dataclass_json import from_json, to_json
 from spark_sink.errors import OptionError
@@ -133,6 +133,8 @@ IN_SNAPSHOT = SnapshotQueue(
     requests=(SnapshotRequest.initial(POSITION.time, SnapshotPlan(POSITION.time)),)
 )
 
+LACKING = high_water_mark(POSITION.time)
+
 
 def started(position: Position, *, is_in_snapshot: bool = False, **options: str) -> Any:
     """Return the planner of a query at a position, and what plans its next batch."""
@@ -140,8 +142,6 @@ def started(position: Position, *, is_in_snapshot: bool = False, **options: str)
     connection = Mock()
     connection.client.with_retries = lambda call: call()
     connection.scheduler.begin.return_value = IN_SNAPSHOT
-    connection.scheduler.restarted = lambda queue: queue
-    connection.scheduler.require = lambda queue, *_: replace(queue, required_at="7")
     connection.signal_receiver.receive = lambda queue, _: queue
     connection.scheduler.advance = lambda queue, _: queue
     connection.signal_receiver.has_more = False
@@ -149,7 +149,7 @@ def started(position: Position, *, is_in_snapshot: bool = False, **options: str)
     connection.event_planner.next_batch = lambda start, *_, **__: EventRange(start, start, 0)
     planner = BatchPlanner(
         parse_options({"uri": URI, **options}),
-        QueryOutput(),
+        Mock(QueryOutput, follows_scope=False, unread=lambda _: ({("shop", "a"): LACKING}, ())),
         connection.client,
         connection.event_planner,
         connection.chunk_planner,
@@ -176,7 +176,7 @@ def test_a_start_decides_when_a_snapshot_begins(
         latest()
         assert planner.scheduler.begin.called == begins
         for call in planner.scheduler.begin.call_args_list:
-            assert call.args[0].required_at == "7"  # with what the table lacks
+            assert call.args[0].required_at == LACKING  # with what the table lacks
     latest()
     assert planner.scheduler.begin.call_count == later  # one at each start
 

@@ -148,8 +148,8 @@ class Query:
         ]
         queue = self.queue.without_batch()
         if is_first:
-            queue = self.snapshots.restarted(queue)
-        queue = self.snapshots.require(queue, lacking, documents)
+            queue = queue.restarted()
+        queue = queue.requiring(lacking, documents)
         queue = self.snapshots.process(queue, received)
         self.time += 1
         queue = self.snapshots.advance(queue, Timestamp(self.time, 1))
@@ -222,7 +222,7 @@ def test_a_signal_is_processed_once() -> None:
     query.batch({"x": 7})
     query.take("again-7-1", once)
     later = {("a", "y"): high_water_mark(Timestamp(7, 1)) + "04"}
-    query.queue = query.snapshots.require(query.queue, later)
+    query.queue = query.queue.requiring(later)
     assert [each.selection for each in query.queue.requests] == [
         MissingDocuments(("a.x",)),
         MissingDocuments(("a.y",)),
