@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
 
 import bson
@@ -255,22 +257,16 @@ class Fold:
 
 
 def _next_rows(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[_NextRow]:
-    row: _NextRow | None = None
-    for batch in batches:
-        for place, token, document_key, kind, payload in rows_in(batch):
+    rows = chain.from_iterable(map(rows_in, batches))
+    for place, versions in groupby(rows, itemgetter(0)):
+        row = _NextRow(place, keeps_deleted)
+        for _, token, document_key, kind, payload in versions:
             if kind == INAPPLICABLE:
-                content = _Content.INAPPLICABLE
-                yield _NextRow(place, token=token, content=content, event=payload)
-                continue
-            if row is None or row.place != place:
-                if row is not None:
-                    yield row
-                row = _NextRow(place, keeps_deleted)
-            if kind == EVENT:
+                yield _NextRow(place, token=token, content=_Content.INAPPLICABLE, event=payload)
+            elif kind == EVENT:
                 row.apply_event(token, document_key, payload)
             else:
                 row.apply_row(token, document_key, payload, deleted=kind == DELETED_ROW)
-    if row is not None:
         yield row
 
 
