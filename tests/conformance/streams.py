@@ -142,10 +142,10 @@ def append_notes(client: Client) -> None:
     with suppress(OperationFailure):  # the embedded cluster has no-ops at once
         told = client.admin.command("appendOplogNote", data={})["$clusterTime"]
         address = client.admin.command("getShardMap")["map"]["config"].partition("/")[2]
-        with Client(f"mongodb://{address}/?directConnection=true") as config:
-            with config.start_session() as session:
-                session.advance_cluster_time(told)
-                config.admin.command("appendOplogNote", data={}, session=session)
+        config = Client(f"mongodb://{address}/?directConnection=true")
+        with config, config.start_session() as session:
+            session.advance_cluster_time(told)
+            config.admin.command("appendOplogNote", data={}, session=session)
 
 
 def next_tick(time: Timestamp) -> Timestamp:
