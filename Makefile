@@ -14,8 +14,10 @@ JOBS ?= 3
 REAL_JOBS ?= 3
 # A group is run by one process. Files start in the order given, the longest first; by default, groups of many tests would.
 SHARED := --dist loadgroup --no-loadscope-reorder
-REAL_TESTS := tests/spark/test_exactly_once.py tests/spark/test_unreadable.py tests/spark/test_secured.py tests/drivers \
-	tests/faults tests/differential tests/debezium tests/filters tests/integration tests/conformance
+# A process that begins the last two tests of a group is given the next file, which waits for it: after the longest tests,
+# and at the end, come files of short ones without a group.
+REAL_TESTS := tests/spark/test_exactly_once.py tests/spark/test_unreadable.py tests/spark/test_secured.py tests/filters \
+	tests/drivers tests/faults tests/differential tests/debezium tests/integration tests/conformance
 
 # A wait that expires is tried once more, since the machine may have been busy, and is reported; so is Spark's wait of ten
 # seconds for a Python process. Other failures are final.

@@ -36,7 +36,7 @@ def cluster() -> Iterator[TestCluster]:
 
 @pytest.fixture(scope="session")
 def router(cluster: TestCluster) -> Iterator[RouterProcess]:
-    flags = {"set_parameter": {"enableTestCommands": 1}}
+    flags = {"set_parameter": {"enableTestCommands": 1, "awaitQuietMs": 200}}
     with start_router(cluster.configdb, cluster.mongos_uri, **flags) as running:
         yield running
 

@@ -54,7 +54,7 @@ def test_disconnected_clients_leave_nothing_behind(
     wait_for(lambda: not soak.holdings().cursors, "idle cursors to end")
     wait_for(lambda: not soak.holdings().shard_cursors, "their remotes to end")
     before = soak.holdings()
-    asyncio.run(soak.round(240, seed=1))
+    asyncio.run(soak.round(120, seed=1))
     assert len(soak.made) == 15
     assert soak.settled(before) == {}
     soak.close()

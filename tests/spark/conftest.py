@@ -33,13 +33,14 @@ class Shop:
         self.orders = self.client[database].orders
         self.written = 0
         self._shards = list(shards)[:2]
-        if self._shards:
+        self.sharded = bool(self._shards)
+        if self.sharded:
             self.client.admin.command("enableSharding", database, primaryShard=self._shards[0])
         self.shard_orders()
         self.created = self.now()
 
     def shard_orders(self) -> None:
-        if not self._shards:
+        if not self.sharded:
             return
         namespace = f"{self.database}.orders"
         admin = self.client.admin

@@ -1,5 +1,6 @@
 """A query that is killed at critical moments writes each document and event exactly once."""
 
+from itertools import cycle
 from pathlib import Path
 
 import bson
@@ -9,22 +10,23 @@ from pyspark.sql import SparkSession
 from spark_sink import apply_changes, verify
 from spark_sink.errors import OptionError
 from spark_sink.signals.channels import send
-from tests.spark.conftest import DEPLOYMENTS, Shop
+from tests.spark.conftest import Shop
 from tests.spark.jobs import forget_last_commit
 from tests.spark.parquet_query import parquet_writer
 from tests.spark.query_process import QueryProcess
 from tests.spark.tables import change_at_random, collections_of, table_of
 
-pytestmark = pytest.mark.xdist_group("exactly_once")  # beside the other queries: these take long
-
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("shop", DEPLOYMENTS, indirect=True)
+@pytest.mark.parametrize("shop", ["router", "replica set"], indirect=True)
 def test_a_killed_query_writes_every_event_exactly_once(
-    tmp_path: Path, shop: Shop, spark: SparkSession
+    tmp_path: Path, shop: Shop, spark: SparkSession, request: pytest.FixtureRequest
 ) -> None:
-    """Killed within a snapshot, a batch of events, a requested snapshot, and between batches."""
-    shop.insert(2000)
+    """Killed within a snapshot, a batch of events, a requested snapshot, and between batches.
+
+    A query that reads a router goes on with the mongos, and again with the router.
+    """
+    shop.insert(1000)
     signals = tmp_path / "signals"
     signals.mkdir()
     query = QueryProcess(shop, tmp_path)
@@ -32,7 +34,13 @@ def test_a_killed_query_writes_every_event_exactly_once(
     options |= {"snapshotChunkRows": "60", "snapshotTasks": "4"}
     options["signalFolder"] = str(signals)
 
+    uris = [shop.uri]
+    if shop.sharded and (cluster := request.getfixturevalue("cluster")).real:
+        uris.append(cluster.mongos_uri)
+    places = cycle(uris)
+
     def start(*more: str) -> None:
+        query.target[0] = next(places)
         query.start(*(f"{name}={text}" for name, text in options.items()), *more)
 
     def kill_within_a_batch() -> None:
@@ -58,7 +66,7 @@ def test_a_killed_query_writes_every_event_exactly_once(
         kill_within_a_batch()
         assert query.last_offset()["snapshots"]["batch"]["reading"]
         before = len(query.rows())
-        assert 0 < before < 2000
+        assert 0 < before < 1000
         change(3)
 
         start("bundled-java")
@@ -66,7 +74,7 @@ def test_a_killed_query_writes_every_event_exactly_once(
         change(4)  # while the rest of the snapshot is read
         query.wait_for(lambda: not query.last_offset().get("snapshots", {}).get("requests"))
         insert_one(100_000)
-        shop.insert(500)
+        shop.insert(300)
         kill_within_a_batch()
 
         start()
@@ -102,9 +110,9 @@ def test_a_killed_query_writes_every_event_exactly_once(
     assert len({(key, each.get("id")) for key, each in snapshots}) == len(snapshots)
     events = rows.where("operationType not in ('read', 'snapshotEnd')").select("token").collect()
     with shop.client[shop.database].watch(start_at_operation_time=shop.created) as watch:
-        told = [watch.next()["_id"]["_data"] for _ in range(2000 + len(events))]
+        told = [watch.next()["_id"]["_data"] for _ in range(1000 + len(events))]
         assert watch.try_next() is None
-    assert sorted(row.token for row in events) == told[2000:]
+    assert sorted(row.token for row in events) == told[1000:]
     target = str(tmp_path / "now" / "table")
     for _ in range(2):  # applied again, they change nothing
         apply_changes(rows, target)

@@ -108,7 +108,6 @@ def test_an_event_that_cannot_be_read_goes_to_the_quarantine(
     assert bronze["event"] == quarantined["event"]
     assert RawBSONDocument(bronze["event"])["_id"]["_data"] == quarantined["token"]
     assert current(spark, tmp_path) == set(range(shop.written)) - {number}
-    assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
 
     # A later event with the whole document brings it back, an update of it does not.
     shop.orders.update_one({"_id": number}, {"$set": {"n": 1}})
@@ -194,7 +193,6 @@ def test_a_batch_in_progress_whose_events_are_lost_is_left_out(
             start(spark, shop, folder, "when_needed")
             told = capsys.readouterr().err
             assert told.count("the oplogs have lost events of the batch in progress") == 1
-            assert differences(spark, shop, folder) == NO_DIFFERENCE, tables
             shop.insert(3)
             start(spark, shop, folder, "when_needed")
             assert differences(spark, shop, folder) == NO_DIFFERENCE, tables
@@ -205,10 +203,10 @@ def test_a_batch_in_progress_whose_events_are_lost_is_left_out(
                 start(spark, shop, asking, "initial")
         now = shop.now()
         seek(JobFolder(str(asking)), f"{now.time},{now.inc}")
-        for _ in range(2):
-            start(spark, shop, asking, "initial")
-            assert differences(spark, shop, asking) == NO_DIFFERENCE
-            shop.insert(3)
+        start(spark, shop, asking, "initial")
+        shop.insert(3)
+        start(spark, shop, asking, "initial")
+        assert differences(spark, shop, asking) == NO_DIFFERENCE
 
 
 def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence() -> None:

@@ -60,6 +60,11 @@ class Both:
     def __init__(self, cluster: TestCluster, router: Client, mongos: Client) -> None:
         self.clients = (router, mongos) if cluster.real else (router,)
         self._mongos = mongos
+        self._members = [cluster.direct(name) for name in (*cluster.shards, "config")]
+
+    def close(self) -> None:
+        for each in self._members:
+            each.close()
 
     def read(
         self,
@@ -77,7 +82,13 @@ class Both:
             "cursor": {},
             **fields,
         }
-        past = tick(self._mongos)
+        told = self._mongos.admin.command("ping")["$clusterTime"]
+        past = told["clusterTime"]
+        for each in self._members:  # no stream waits for the no-op of an idle one
+            with each.start_session() as session:
+                session.advance_cluster_time(told)
+                note = {"appendOplogNote": 1, "data": {}, "writeConcern": {"w": "majority"}}
+                each.admin.command(note, session=session)
         events, *others = (drain(client, command, database, past) for client in self.clients)
         assert all(other == events for other in others)
         return [bson.decode(event) for event in events]

@@ -24,7 +24,10 @@ def mongos(cluster: TestCluster) -> Iterator[Client]:
 
 @pytest.fixture(scope="package")
 def process(cluster: TestCluster) -> Iterator[RouterProcess]:
-    with start_router(cluster.configdb, cluster.mongos_uri, feed=True) as running:
+    quickly = {"awaitQuietMs": 200}
+    with start_router(
+        cluster.configdb, cluster.mongos_uri, feed=True, set_parameter=quickly
+    ) as running:
         yield running
 
 
@@ -47,6 +50,8 @@ def db(mongos: Client, cluster: TestCluster) -> Iterator[Data]:
     mongos.drop_database(database.name)
 
 
-@pytest.fixture
-def both(cluster: TestCluster, router: Client, mongos: Client) -> Both:
-    return Both(cluster, router, mongos)
+@pytest.fixture(scope="package")
+def both(cluster: TestCluster, router: Client, mongos: Client) -> Iterator[Both]:
+    made = Both(cluster, router, mongos)
+    yield made
+    made.close()

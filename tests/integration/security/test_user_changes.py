@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +122,15 @@ def test_a_user_that_is_made_again_can_watch_while_an_old_connection_is_open(
         assert old.db.command(stream("c"))["ok"]
         admin.command("dropUser", "brief")
         make_brief(admin)
-        for _ in range(4):  # one in each worker
-            with client(routers[address], "brief") as new, new.db.c.watch() as watching:
-                deadline = time.monotonic() + 3
-                while time.monotonic() < deadline:  # across the next look at the users
-                    watching.try_next()
+        with ExitStack() as opened:
+            streams = []
+            for _ in range(4):  # one in each worker
+                new = opened.enter_context(client(routers[address], "brief"))
+                streams.append(opened.enter_context(new.db.c.watch(max_await_time_ms=100)))
+            deadline = time.monotonic() + 3
+            while time.monotonic() < deadline:  # across the next look at the users
+                for each in streams:
+                    each.try_next()
         assert answer_of(old) == 13
 
 
