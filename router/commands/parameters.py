@@ -31,13 +31,13 @@ async def get_parameter(call: Call) -> AnyAnswer:
     """
     asked = call.command[call.name]
     details, everything = _flags(asked)
-    ours: dict[str, Any] = {**call.process.settings.parameters, **log_parameters()}
-    if not everything:
-        ours = {name: ours[name] for name in call.command if name in ours}
+    known: dict[str, Any] = {**call.process.settings.parameters, **log_parameters()}
+    ours = known if everything else {n: known[n] for n in call.command if n in known}
     values = dict(ours)
     if details:
         values = {name: _detailed(name, value) for name, value in ours.items()}
-    names = [] if everything else [name for name in call.command if _is_others(call, name)]
+    no_others = {call.name, *known, *LOG_PARAMETERS, *GENERIC_FIELDS, *_MONGOD_ALONE}
+    names = [] if everything else [name for name in call.command if name not in no_others]
     if names or everything:
         values = {**await _ask_others(call, names), **values}
     if not values:  # mongos refuses without a code
@@ -67,14 +67,6 @@ def _detailed(name: str, value: Any) -> dict[str, Any]:
         "settableAtRuntime": name in LOG_PARAMETERS,
         "settableAtStartup": at_start,
     }
-
-
-def _is_others(call: Call, name: str) -> bool:
-    return (
-        name not in (call.name, *call.process.settings.parameters, *LOG_PARAMETERS)
-        and name not in GENERIC_FIELDS
-        and name not in _MONGOD_ALONE
-    )
 
 
 async def _ask_others(call: Call, names: list[str]) -> dict[str, Any]:

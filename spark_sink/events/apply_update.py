@@ -18,28 +18,19 @@ beside it stay.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from shard_client.bson.values import DOCUMENT
-from spark_sink.events.slices import (
-    NOTHING,
-    Slice,
-    array_of,
-    document_slice,
-    elements_of,
-    fields_of,
-)
-from spark_sink.events.update_descriptions import Paths
+import bson
+
+from shard_client.bson.values import DOCUMENT, NULL, STRING
+from spark_sink.events.slices import CODEC, Slice, array_of, document_slice, elements_of, fields_of
+from spark_sink.events.update_descriptions import Part, Paths
 
 _NOTHING = object()
-Parent = dict[Any, Any] | list[Any]
-"""A document or an array that is divided: its values are slices, or divided as well.
-
-The second field of one name has the key `(name, 1)`, the third one `(name, 2)`.
-"""
+Document = dict[Any, Any]
 
 
 def updated(document: bytes, description: bytes) -> bytes:
@@ -47,146 +38,163 @@ def updated(document: bytes, description: bytes) -> bytes:
 
     Raises ValueError if a path does not fit the document, or has several meanings; and InvalidBSON.
     """
-    update = fields_of(description)
-    root = _divided(Slice(DOCUMENT, document))
-    target = partial(_target, root, Paths(update))
-    fields = [(target(path), value) for path, value in _elements(update, b"updatedFields")]
-    removed = [target(path.string(), _exists) for _, path in _elements(update, b"removedFields")]
-    truncated = []
-    for _, array in _elements(update, b"truncatedArrays"):
-        change = array.fields()
-        size = change[b"newSize"].whole_number() or 0
-        truncated.append((target(change[b"field"].string(), partial(_is_longer, size)), size))
-    # Before the fields that are set, which may lie after the new end.
-    for (parent, name), size in truncated:
-        found = _child(parent, name)
-        if isinstance(found, list):
-            del found[size:]
-    for parent, name in removed:
-        if isinstance(parent, dict):
-            parent.pop(name, None)
-    for (parent, name), value in fields:
-        if isinstance(parent, dict):
-            parent[name] = value
-            continue
-        if not name.isdigit():
-            raise ValueError(f"an array has no field {_text(name)}")
-        parent.extend([NOTHING] * (int(name) + 1 - len(parent)))
-        parent[int(name)] = value
-    return _joined(root).value
+    before, update = bson.decode(document, CODEC), bson.decode(description, CODEC)
+    # pymongo lacks some types of BSON, makes references of documents with $ref, and keeps one of
+    # two fields with the same name.
+    paths = Paths(fields_of(description))
+    plain = ((document, before), (description, update))
+    if all(b"$ref\0" not in data and bson.encode(value) == data for data, value in plain):
+        return bson.encode(_applied(before, update, paths))
+    parts, update = (_parts_of(Slice(DOCUMENT, data)) for data in (document, description))
+    return _slice_of(_applied(parts, update, paths)).value
 
 
-def _elements(update: Mapping[bytes, Slice], name: bytes) -> list[tuple[bytes, Slice]]:
-    value = update.get(name, NOTHING)
-    return elements_of(value.value) if value.is_nested else []
+def _parts_of(value: Slice) -> Any:
+    """Return documents and arrays as dict and list, and other values as they are in BSON.
 
-
-def _divided(value: Slice) -> Parent:
-    elements = elements_of(value.value)
+    The second field of one name has the key `(name, 1)`, the third one `(name, 2)`.
+    """
+    if not value.is_nested:
+        return value
+    elements = [(_text(name), _parts_of(element)) for name, element in elements_of(value.value)]
     if value.kind != DOCUMENT:
         return [element for _, element in elements]
-    document: dict[Any, Any] = dict(elements)
-    if len(document) == len(elements):
-        return document
-    document.clear()
-    times: Counter[bytes] = Counter()
+    times: Counter[str] = Counter()
+    parts: Document = {}
     for name, element in elements:
-        document[(name, times[name]) if name in document else name] = element
+        parts[(name, times[name]) if name in parts else name] = element
         times[name] += 1
-    return document
+    return parts
 
 
-def _joined(value: Any) -> Slice:
-    """Return what `_divided` has divided, as BSON."""
-    if isinstance(value, Slice):
-        return value
-    if isinstance(value, list):
-        return array_of(map(_joined, value))
-    names = (key if isinstance(key, bytes) else key[0] for key in value)
-    return document_slice(zip(names, map(_joined, value.values()), strict=True))
+def _slice_of(parts: Any) -> Slice:
+    """Return what `_parts_of` has divided, as BSON."""
+    if isinstance(parts, list):
+        return array_of(map(_slice_of, parts))
+    if not isinstance(parts, dict):
+        return Slice(NULL, b"") if parts is None else parts
+    names = (key if isinstance(key, str) else key[0] for key in parts)
+    encoded = (name.encode(errors="surrogateescape") for name in names)
+    return document_slice(zip(encoded, map(_slice_of, parts.values()), strict=True))
 
 
 def _text(name: bytes) -> str:
-    return name.decode(errors="replace")
+    return name.decode(errors="surrogateescape")
+
+
+def _name(part: Part) -> str:
+    return _text(part) if isinstance(part, bytes) else str(part)
+
+
+def _plain(value: Any) -> Any:
+    """Return a path or a length of a description, which may be as it is in BSON."""
+    if not isinstance(value, Slice):
+        return value
+    return _text(value.value[4:-1]) if value.kind == STRING else value.whole_number() or 0
+
+
+def _applied(document: Document, update: Document, paths: Paths) -> Document:
+    """Change a document in place, and return it. Raises ValueError.
+
+    Both are decoded, or both are as `_parts_of` divides them. Truncations come before the fields
+    that are set, which may lie after the new end.
+    """
+    fields: Any
+    fields, removals, arrays = (
+        part if isinstance(part := update.get(name), (dict, list)) else {}
+        for name in ("updatedFields", "removedFields", "truncatedArrays")
+    )
+    target = partial(_target, document, paths)
+    updated = [
+        (target(path if isinstance(path, str) else path[0]), value)
+        for path, value in fields.items()
+    ]
+    removed = [target(_plain(path), _exists) for path in removals]
+    sized = [(_plain(array["field"]), _plain(array["newSize"])) for array in arrays]
+    truncated = [(target(path, partial(_is_longer, size)), size) for path, size in sized]
+    for (parent, name), size in truncated:
+        array = _child(parent, name)
+        if isinstance(array, list):
+            del array[size:]
+    for parent, name in removed:
+        if isinstance(parent, dict):
+            parent.pop(name, None)
+    for (parent, name), value in updated:
+        if isinstance(parent, dict):
+            parent[name] = value
+            continue
+        if not name.isdecimal():
+            raise ValueError(f"an array has no field {name}")
+        parent.extend([None] * (int(name) + 1 - len(parent)))
+        parent[int(name)] = value
+    return document
 
 
 def _target(
-    root: Parent, paths: Paths, path: bytes, fits: Callable[[Any], bool] | None = None
-) -> tuple[Any, bytes]:
+    document: Document, paths: Paths, path: str, fits: Callable[[Any], bool] | None = None
+) -> tuple[Any, str]:
     """Return the document or array that has the field at a path, and its name there.
 
     `fits` returns whether the field may have a value. Without `fits` the field may be missing.
     """
-    names = _names(root, paths, path, fits)
-    parent: Any = root
+    names = _names(document, paths, path, fits)
+    parent: Any = document
     for name in names[:-1]:
         _require_one(parent, name)
         parent = _child(parent, name)
         if not isinstance(parent, (dict, list)):
-            raise ValueError(f"the document has no fields at the parent of {_text(path)}")
+            raise ValueError(f"the document has no fields at the parent of {path}")
     _require_one(parent, names[-1])
     return parent, names[-1]
 
 
 def _names(
-    root: Parent, paths: Paths, path: bytes, fits: Callable[[Any], bool] | None
-) -> Sequence[bytes]:
+    document: Document, paths: Paths, path: str, fits: Callable[[Any], bool] | None
+) -> Sequence[str]:
     """Return the names of the fields, from the outermost one on, that a path stands for."""
-    if b"." not in path:
+    if "." not in path:
         return [path]
     if paths.are_exact:
-        known = paths.parts(path)
-        if known is None:
-            return path.split(b".")
-        return [part if isinstance(part, bytes) else b"%d" % part for part in known]
-    meanings = [*islice(_meanings(root, path.split(b"."), fits), 2)]
+        known = paths.parts(path.encode(errors="surrogateescape"))
+        return path.split(".") if known is None else list(map(_name, known))
+    meanings = [*islice(_meanings(document, path.split("."), fits), 2)]
     if len(meanings) > 1:
         raise ValueError(
-            f"the path {_text(path)} may stand for several fields, since names may have dots. "
-            "Remove updateDescription from option 'pipeline', so that the source can read which it "
-            "is"
+            f"the path {path} may stand for several fields, since names may have dots. Remove "
+            "updateDescription from option 'pipeline', so that the source can read which it is"
         )
     return meanings[0] if meanings else [path]
 
 
 def _meanings(
-    parent: Any, parts: Sequence[bytes], fits: Callable[[Any], bool] | None
-) -> Iterator[Sequence[bytes]]:
+    document: Any, parts: Sequence[str], fits: Callable[[Any], bool] | None
+) -> Iterator[Sequence[str]]:
     """Return the names of the fields, from the outermost on, that a path may stand for."""
-    is_array = isinstance(parent, list)
+    is_array = isinstance(document, list)
     for length in range(1, len(parts) if not is_array else 2):
-        name = b".".join(parts[:length])
-        inner = _child(parent, name)
+        name = ".".join(parts[:length])
+        inner = _child(document, name)
         if length < len(parts) and isinstance(inner, (dict, list)):
             for names in _meanings(inner, parts[length:], fits):
                 yield [name, *names]
-    whole = b".".join(parts)
-    may_be_new = fits is None and (not is_array or whole.isdigit())
-    if may_be_new or (fits is not None and fits(_child(parent, whole))):
+    whole = ".".join(parts)
+    may_be_new = fits is None and (not is_array or whole.isdecimal())
+    if may_be_new or (fits is not None and fits(_child(document, whole))):
         yield [whole]
 
 
-def _require_one(parent: Any, name: bytes) -> None:
+def _require_one(parent: Any, name: str) -> None:
     if isinstance(parent, dict) and (name, 1) in parent:
-        raise ValueError(
-            f"the field {_text(name)} occurs twice, and the event does not tell which it is"
-        )
+        raise ValueError(f"the field {name} occurs twice, and the event does not tell which it is")
 
 
-def _child(parent: Any, name: bytes) -> Any:
-    """Return a field of a document, or an element of an array; _NOTHING if there is none.
-
-    A document or an array is divided, and remains so in its parent.
-    """
-    key: Any = name
-    if isinstance(parent, list):
-        key = int(name) if name.isdigit() and int(name) < len(parent) else None
-    if key is None or (isinstance(parent, dict) and key not in parent):
-        return _NOTHING
-    value = parent[key]
-    if isinstance(value, Slice) and value.is_nested:
-        value = parent[key] = _divided(value)
-    return value
+def _child(parent: Any, name: str) -> Any:
+    """Return a field of a document, or an element of an array; _NOTHING if there is none."""
+    if isinstance(parent, dict):
+        return parent.get(name, _NOTHING)
+    if isinstance(parent, list) and name.isdecimal() and int(name) < len(parent):
+        return parent[int(name)]
+    return _NOTHING
 
 
 def _exists(value: Any) -> bool:

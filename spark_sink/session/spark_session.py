@@ -56,7 +56,7 @@ _ON_ONE_MACHINE = {
 _ARCHIVE, _PACKAGES = "mergerouter.zip", ("spark_sink", "shard_client")
 
 # The commands that use a context which a command has created, by their number.
-_opening, _users = threading.Lock(), Counter[SparkContext]()
+_opening, _users = threading.Lock(), Counter[SparkContext | None]()
 
 
 def local_session(
@@ -91,11 +91,12 @@ def job_session(
     """
     with _opening:
         active = SparkContext._active_spark_context
-        ends = active is None or active in _users
+        # A given session without a context here is one of Spark Connect.
+        ends = active in _users or (active is None and given is None)
         if given is not None:
             register(given)
         spark = given or _open_job_session(command, settings)
-        context = spark.sparkContext
+        context = SparkContext._active_spark_context
         if ends:
             _users[context] += 1
     try:

@@ -222,10 +222,13 @@ def read_groups(
 def places_in(address: str, groups: Sequence[ChangeGroup]) -> Callable[[ChangeGroup], list[str]]:
     """Return what reads the places of one of the groups, in order; each file once. OSError."""
 
+    by_file: dict[str, list[ChangeGroup]] = {}
+    for group in groups:
+        by_file.setdefault(group.path, []).append(group)
+
     @cache
     def of_file(path: str) -> list[str]:
-        rows = read_groups(address, [group for group in groups if group.path == path], ["place"])
-        return list(rows["place"].to_pylist())
+        return list(read_groups(address, by_file[path], ["place"])["place"].to_pylist())
 
     def of_group(group: ChangeGroup) -> list[str]:
         places = of_file(group.path)

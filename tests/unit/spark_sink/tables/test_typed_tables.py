@@ -32,7 +32,7 @@ from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
-from tests.doubles.table_changes import RandomChanges, killed, staged
+from tests.doubles.table_changes import STEPS, RandomChanges, killed, staged
 
 TOKENS = count(1)
 INFER = TableForm(StructType([]), infers=True)
@@ -167,12 +167,15 @@ def test_keys_of_a_type_without_statistics_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("commit", ["_write", "_set_properties"])
 def test_keys_have_statistics_also_if_their_first_batch_is_killed(
-    after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    commit: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Their columns are declared in a commit of their own."""
+    monkeypatch.setitem(STEPS, "commit", (DeltaLog, commit))
     folder, event = tmp_path / "current", inserted({"_id": 1})
     apply(folder, [], 0)
-    assert killed(monkeypatch, "before commit", after, lambda: apply(folder, [event], 1))
+    assert killed(monkeypatch, "commit", after, lambda: apply(folder, [event], 1))
     apply(folder, [event], 1)
     apply(folder, [inserted({"_id": 2})], 2)
     assert "_id" in DeltaTable(folder).metadata().configuration["delta.dataSkippingStatsColumns"]
