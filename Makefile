@@ -118,7 +118,8 @@ fetch: install  ## what the tests use of other projects: pymongo's tests, Node's
 # Java's classes, which all sessions of Spark in these tests map.
 pytest-rest pytest-real: build/spark.jsa
 build/spark.jsa: $(VENV)/.installed
-	-$(BIN)/python -m tests.spark.quick_session 2>/dev/null
+	mkdir -p $(dir $@)
+	-timeout 120 $(BIN)/python -m tests.spark.quick_session 2>$@.log
 
 pytest: install  ## tests; ARGS goes to pytest
 	$(BIN)/pytest $(ARGS)
