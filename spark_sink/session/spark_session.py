@@ -56,7 +56,7 @@ _ON_ONE_MACHINE = {
 _ARCHIVE, _PACKAGES = "mergerouter.zip", ("spark_sink", "shard_client")
 
 # The commands that use a context which a command has created, by their number.
-_opening, _users = threading.Lock(), Counter[SparkContext | None]()
+_opening, _users = threading.Lock(), Counter[SparkContext]()
 
 
 def local_session(
@@ -96,14 +96,14 @@ def job_session(
         if given is not None:
             register(given)
         spark = given or _open_job_session(command, settings)
-        context = SparkContext._active_spark_context
-        if ends:
+        context = (active or spark.sparkContext) if ends else None
+        if context is not None:
             _users[context] += 1
     try:
         yield spark
     finally:
         with _opening:
-            if ends:
+            if context is not None:
                 _users[context] -= 1
                 if not _users[context]:
                     del _users[context]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -91,4 +92,9 @@ class ProbedReplicaSet(ReplicaSet):
 
 
 def _hosts(hello: Mapping[str, Any]) -> tuple[Address, ...]:
-    return tuple(map(parse_address, hello.get("hosts") or ()))
+    """Return the addresses in a hello, whose bytes a test may have garbled."""
+    hosts, named = hello.get("hosts"), []
+    for host in hosts if isinstance(hosts, list) else ():
+        with suppress(ValueError, AttributeError):
+            named.append(parse_address(host))
+    return tuple(named)
