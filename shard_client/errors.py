@@ -19,6 +19,7 @@ class ErrorCode(IntEnum):
     HostNotFound = 7
     FailedToParse = 9
     UserNotFound = 11
+    UnsupportedFormat = 12
     Unauthorized = 13
     TypeMismatch = 14
     Overflow = 15
@@ -48,6 +49,7 @@ class ErrorCode(IntEnum):
     SSLHandshakeFailed = 141
     CursorInUse = 143
     StaleEpoch = 150
+    MaxStalenessOutOfRange = 160
     CommandNotSupportedOnView = 166
     QueryPlanKilled = 175
     ClientMetadataMissingField = 183
@@ -58,6 +60,7 @@ class ErrorCode(IntEnum):
     NetworkInterfaceExceededTimeLimit = 202
     TimeProofMismatch = 204
     ClusterTimeFailsRateLimiter = 205
+    NoSuchSession = 206
     InvalidUUID = 207
     StaleClusterTime = 209
     KeyNotFound = 211
@@ -84,6 +87,7 @@ class ErrorCode(IntEnum):
     NotWritablePrimary = 10107
     BSONObjectTooLarge = 10334
     InterruptedAtShutdown = 11600
+    Interrupted = 11601
     InterruptedDueToReplStateChange = 11602
     StaleConfig = 13388
     NotPrimaryNoSecondaryOk = 13435
