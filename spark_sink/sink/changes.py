@@ -19,10 +19,10 @@ import bson
 from bson.codec_options import CodecOptions, TypeRegistry
 from bson.decimal128 import Decimal128
 
-from shard_client.bson.values import DOCUMENT, NULL
+from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END, namespace_of
-from spark_sink.events.slices import CODEC, Slice, document_of, fields_of, value_at
+from spark_sink.events.slices import CODEC, NOTHING, document_of, fields_of, value_at
 from spark_sink.options import parsers
 from spark_sink.options.declared import canonical, option, option_names, parsed
 from spark_sink.options.stream_options import required_uri
@@ -70,7 +70,6 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     return parsed(WriteOptions, given, _OWNER, uri=uri)
 
 
-_NOTHING = Slice(NULL, b"")
 _WITH_DOCUMENT = ("insert", "replace", "read")
 # These change no document; the other events of a collection do.
 _WITHOUT_EFFECT = (
@@ -114,7 +113,7 @@ def change_of_event(row: Mapping[str, Any], options: WriteOptions) -> Change | N
     Raises StreamError for an event that the sink cannot apply.
     """
     event = fields_of(row["event"])
-    kind = event.get(b"operationType", _NOTHING).text()
+    kind = event.get(b"operationType", NOTHING).text()
     if kind in _WITHOUT_EFFECT:
         return None
     if kind not in (*_WITH_DOCUMENT, "update", "delete"):
