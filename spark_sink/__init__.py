@@ -29,7 +29,8 @@ Exactly once, end to end, results from three properties:
 
 Without a start option a query begins "now": its first batch is empty and fixes the position.
 Without a checkpoint the query begins at its start option again. If the shards' oplogs no longer
-contain the checkpoint's position, the query fails; it never continues with a gap.
+contain the checkpoint's position, the query fails, or reads a snapshot with
+`onHistoryLost=snapshot`; it never continues with a gap.
 
 Rows: spark_sink.rows.row_schema; options: spark_sink.options.stream_options.
 """

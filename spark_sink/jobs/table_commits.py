@@ -168,8 +168,8 @@ class TableCommits:
         table.reload()
         reads_again = self.record.snapshot.policy.reads_documents
         scope = TableScope((end.scope or Scope()).accepts, end.gained) if reads_again else None
-        is_first = not self._appended  # of the tables that have each batch
-        table.apply_staged(spark, Upsert(changes, batch, self._logs[QUARANTINE], scope, is_first))
+        creates = not self._appended  # else a table with a commit for each batch precedes it
+        table.apply_staged(spark, Upsert(changes, batch, self._logs[QUARANTINE], scope, creates))
         form = table.form
         if form.document_schema is not None and form != self.form:
             # No row may have the columns of deleted documents.

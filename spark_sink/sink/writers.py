@@ -103,9 +103,9 @@ class DocumentWriter:
 
     def _write(self, collection: Collection[dict[str, Any]], changes: list[Change]) -> None:
         whole = [change for change in changes if not change.is_update]
-        for further in reversed(range(_ATTEMPTS)):
+        for attempt in range(1, _ATTEMPTS + 1):
             if whole:
-                whole = self._write_whole(collection, whole, last=not further)
+                whole = self._write_whole(collection, whole, last=attempt == _ATTEMPTS)
         self._update(collection, [change for change in changes if change.is_update])
 
     def _write_whole(

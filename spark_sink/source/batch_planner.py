@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import Enum, auto
 from functools import partial
 
 from bson.timestamp import Timestamp
@@ -67,10 +67,14 @@ class QueryOutput:
 class _Phase(Enum):
     """How far one start of the query is with the initial snapshot."""
 
-    DUE = "it begins with the next batch"
-    NOT_DUE = "the mode does not request it at each start, and it has not begun"
-    SKIPPED = "as NOT_DUE, and a notification says so"
-    BEGUN = "this start has begun it, or has continued it"
+    DUE = auto()
+    """It begins with the next batch."""
+    NOT_DUE = auto()
+    """The mode does not request it at each start, and it has not begun."""
+    SKIPPED = auto()
+    """As NOT_DUE, and a notification says so."""
+    BEGUN = auto()
+    """This start has begun it, or has continued it."""
 
 
 @dataclass(eq=False)
@@ -140,7 +144,8 @@ class BatchPlanner:
         queue = self._with_required(start)
         if not start.is_in_snapshot:
             is_first = isinstance(start.position, FromNow)
-            if policy.at_first if is_first else self._phase is _Phase.DUE:
+            is_due = policy.at_first if is_first else self._phase is _Phase.DUE
+            if is_due:
                 return self._begin_snapshot(start, queue)
             if not policy.streams:
                 return None
@@ -151,8 +156,8 @@ class BatchPlanner:
                 queue = self.signal_receiver.receive(queue, start.position)
             events = self._next_events(start.position, queue, max_events)
         except HistoryLostError:
-            ended = start.snapshots.batch.ending
-            if self._phase is _Phase.BEGUN and ended is not None and ended.kind == "initial":
+            just_read = start.snapshots.batch.ending
+            if self._phase is _Phase.BEGUN and just_read and just_read.kind == "initial":
                 raise HistoryLostError(_OUTLIVED) from None
             if not policy.if_history_is_lost:
                 raise

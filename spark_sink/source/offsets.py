@@ -96,7 +96,7 @@ class Offset:
 
     @property
     def gained(self) -> CollectionTokens:
-        """What the scope has gained and the job is about to read, with tokens as below."""
+        """What the scope has gained and the job is about to read; tokens as in `unread_at_end`."""
         return {gain: gain.token for gain in self.snapshots.gains}
 
     @property

@@ -51,7 +51,7 @@ def run_tasks(
 
 
 def reported(task: Callable[..., Any], *batches: Iterable[pa.RecordBatch]) -> MadeRows:
-    """Run a task, and return its report as a row. With its task bound, for `mapInArrow`."""
+    """Run a task, and return its report as a row; `mapInArrow` gets it with its task bound."""
     _freeze_imports()
     yield pa.RecordBatch.from_pydict({REPORT.split()[0]: [to_json(task(*batches))]})
 

@@ -37,7 +37,7 @@ _CLUSTER_TIME = "clusterTime"
 class Batch:
     """A micro-batch: the id of its query, its number, and the offset at its end.
 
-    Without an id it is none: `Batch()` is that of a table to which no query has written.
+    `Batch()`, without an id, stands for no batch: no query has written to the table.
 
     Args:
         begin: the offset at its beginning; empty for a query's first batch, and if it is unknown.
@@ -55,7 +55,7 @@ class Batch:
 
     @property
     def end(self) -> Offset | None:
-        """The offset at its end; None if it is unknown. Raises StreamError if it is none."""
+        """The offset at its end; None if it is unknown. Raises StreamError if `offset` is damaged."""
         return Offset.of(self.offset, in_table=True) if self.offset else None
 
     def wrote(self, name: str) -> Batch:
