@@ -55,7 +55,7 @@ class Batch:
 
     @property
     def end(self) -> Offset | None:
-        """The offset at its end; None if it is unknown. Raises StreamError if `offset` is damaged."""
+        """The offset at its end; None if it is unknown. Raises StreamError if it is damaged."""
         return Offset.of(self.offset, in_table=True) if self.offset else None
 
     def wrote(self, name: str) -> Batch:
