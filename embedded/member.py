@@ -16,7 +16,6 @@ from embedded.access.control import AccessControl
 from embedded.cursors import CursorTable
 from embedded.elections import Elections
 from embedded.errors import no_such_transaction, unknown_transaction
-from embedded.images import Images
 from embedded.journal import Journal
 from embedded.logical_clock import LogicalClock
 from embedded.oplog import Oplog, OplogEntry
@@ -26,7 +25,7 @@ from embedded.storage.bson_values import MISSING, Document, id_key, value_at
 from embedded.storage.catalog import Catalog
 from embedded.storage.collection import ID_INDEX, Collection
 from embedded.transactions import Transaction
-from embedded.write_unit import Operation, delete_entry
+from embedded.write_unit import Operation
 
 log = structlog.get_logger()
 
@@ -76,9 +75,7 @@ class Member:
         self._random = random or Random()
         self.clock = clock or LogicalClock(wall)
         self.oplog = Oplog(oplog_size)
-        self.journal = Journal(
-            self.clock, self.oplog, wall, shares_inserts=server_version.shares_inserts
-        )
+        self.journal = Journal(self.clock, self.oplog, wall)
         self.catalog = Catalog(self.new_uuid)
         self.access = access or AccessControl()
         self.cursors = CursorTable(self._random)
@@ -135,8 +132,6 @@ class Member:
         """Return a new object id: the current second, then random bytes."""
         return ObjectId(int(self.wall()).to_bytes(4, "big") + self._random.randbytes(8))
 
-    # Lookups for change streams
-
     def find_one(self, ns: str, uuid: Binary | None, document_key: Document) -> Document | None:
         """Return the current document with this key; None if it or the collection is gone.
 
@@ -149,14 +144,6 @@ class Member:
         ):
             return None
         return document
-
-    def images(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Images | None:
-        """Return the document before and after the change that the entry at ``ts`` logged.
-
-        ``apply_ops_index`` is the operation's index in that entry's ``applyOps``. Returns None if
-        no images are stored.
-        """
-        return self.journal.images.get(uuid, ts, apply_ops_index)
 
     # Operations of commands and of the embedded mongos; none of them waits
 
@@ -217,11 +204,10 @@ class Member:
             CommandError: 26 NamespaceNotFound.
         """
         collection = self.catalog.require(ns)
-        key = id_key(_id)
-        before = collection.get(key)
+        before = collection.get(id_key(_id))
         if before is None:
             return
-        operation = Operation(collection, key, before, None, delete_entry(collection, before))
+        operation = Operation(collection, before, None)
         o = {"applyOps": [operation.entry]}
         entry = self.journal.log_command(collection.database, o)
         self.journal.apply(operation, entry["ts"], entry["ts"], 0)

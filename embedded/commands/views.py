@@ -9,6 +9,7 @@ from embedded.commands.request import Request
 from embedded.errors import CommandError, namespace_exists
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
+from embedded.write_unit import Operation
 
 
 def create_view(request: Request) -> None:
@@ -25,7 +26,7 @@ def create_view(request: Request) -> None:
         "viewOn": request.field("viewOn", str, None),
         "pipeline": _pipeline(request),
     }
-    request.unit.insert(_views(request), view, 0)
+    request.unit.write(Operation(_views(request), None, view))
     mongod.catalog.views[ns] = view
 
 
@@ -33,7 +34,7 @@ def drop_view(request: Request) -> bool:
     """Drop the view of this name; return whether it existed."""
     view = request.mongod.catalog.views.pop(request.ns, None)
     if view is not None:
-        request.unit.delete(_views(request), view, 0)
+        request.unit.write(Operation(_views(request), view, None))
     return view is not None
 
 

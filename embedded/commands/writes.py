@@ -20,7 +20,7 @@ from embedded.storage.bson_values import MISSING, Document, id_key
 from embedded.storage.collection import Collection
 from embedded.storage.queries import Matcher
 from embedded.storage.updates import Update
-from embedded.write_unit import WriteUnit
+from embedded.write_unit import Operation, WriteUnit
 from shard_client.wire.frames import MAX_DOCUMENT_SIZE
 
 
@@ -67,7 +67,7 @@ async def insert(request: Request) -> Document:
     statements = Statements(request, len(documents))
     unit = request.unit
     count = 0
-    if _insert_together(request, unit, documents, statements):
+    if _insert_together(request, documents, statements):
         return statements.reply({"n": len(documents)})
     for index, document in enumerate(documents):
         await take_turns(index)
@@ -94,20 +94,23 @@ def _with_id_or_error(request: Request, document: Document) -> Document | Comman
 
 
 def _insert_together(
-    request: Request,
-    unit: WriteUnit,
-    documents: list[Document | CommandError],
-    statements: Statements,
+    request: Request, documents: list[Document | CommandError], statements: Statements
 ) -> bool:
     """Insert several documents at once; return False if none was inserted, for whatever reason."""
+    mongod = request.mongod
     valid = [each for each in documents if not isinstance(each, CommandError)]
-    if len(documents) < 2 or len(valid) < len(documents) or statements.begun:
+    shares = mongod.server_version.shares_inserts and request.transaction is None
+    if not shares or request.client.from_migrate or statements.begun:
+        return False
+    if len(documents) < 2 or len(valid) < len(documents):
         return False
     try:
-        if not unit.insert_together(writable_collection(request), valid):
-            return False
+        collection = writable_collection(request)
     except CommandError:
         return False  # the statement that fails reports it
+    inserts = [Operation(collection, None, document) for document in valid]
+    if not mongod.journal.insert_together(inserts, request.session_fields):
+        return False
     for index in range(len(documents)):
         statements.made(index, {"n": 1})
     return True
@@ -119,7 +122,7 @@ def _insert(
     collection = writable_collection(request)
     if isinstance(document, CommandError):
         raise document
-    unit.insert(collection, document, statement)
+    unit.write(Operation(collection, None, document), statement)
 
 
 @command("update", in_transactions=True)
@@ -248,7 +251,7 @@ def update_first(
     mongod = request.mongod
     document = change.upserted(mongod.new_object_id())
     document = with_id(document, mongod.new_object_id)
-    unit.insert(collection, document, number)
+    unit.write(Operation(collection, None, document), number)
     return Changed(None, document)
 
 
@@ -276,7 +279,7 @@ def change_document(
         raise CommandError(
             17419, f"Resulting document after update is larger than {MAX_DOCUMENT_SIZE}"
         )
-    unit.update(collection, document, updated.document, updated.o, number)
+    unit.write(Operation(collection, document, updated.document, updated.o), number)
     return Changed(document, updated.document, is_modified=True)
 
 
@@ -323,7 +326,7 @@ async def _delete(request: Request, statement: Document, number: int) -> Documen
             current = unit.view(collection).get(key)
             if current is None or not matcher(current):
                 return False
-            unit.delete(collection, current, number)
+            unit.write(Operation(collection, current, None), number)
             return True
 
         count += await when_unlocked(one)
@@ -343,5 +346,5 @@ def delete_first(
         return None
     document = next(select(unit.view(collection), matcher, order), None)
     if document is not None:
-        unit.delete(collection, document, number)
+        unit.write(Operation(collection, document, None), number)
     return document
