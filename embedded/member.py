@@ -36,14 +36,11 @@ class Member:
     """The state of a member: clock, oplog, collections, sessions and cursors. No network I/O.
 
     Args:
-        name: for logs, and the set's name unless ``set_name`` is given.
+        name: the replica set's name, and for logs.
         role: the role in the sharded cluster.
-        set_name: the replica set's name.
         server_version: the version of MongoDB that it behaves as.
         oplog_size: the number of entries that the oplog holds.
         noop_interval: seconds without a write after which a no-op is logged; 0 for never.
-        transaction_lifetime: seconds after which an open transaction is aborted.
-        clock: a logical clock to share; by default the member has one of its own.
         wall: the wall clock, in seconds since 1970.
         random: the source of UUIDs and cursor ids.
         access: who may use the server; by default everybody.
@@ -53,27 +50,22 @@ class Member:
         self,
         name: str,
         role: Role = "shardsvr",
-        set_name: str | None = None,
         *,
         server_version: ServerVersion = V6_0,
         oplog_size: int = 200_000,
         noop_interval: float = 10.0,
-        transaction_lifetime: float = 60.0,
-        clock: LogicalClock | None = None,
         wall: Callable[[], float] = time.time,
         random: Random | None = None,
         access: AccessControl | None = None,
     ) -> None:
         self.name = name
         self.role: Role = role
-        self.set_name = set_name or name
         self.server_version = server_version
         self.noop_interval = noop_interval
-        self.transaction_lifetime = transaction_lifetime
         self.wall = wall
         self.address = ("127.0.0.1", 0)
         self._random = random or Random()
-        self.clock = clock or LogicalClock(wall)
+        self.clock = LogicalClock(wall)
         self.oplog = Oplog(oplog_size)
         self.journal = Journal(self.clock, self.oplog, wall)
         self.catalog = Catalog(self.new_uuid)
@@ -88,7 +80,7 @@ class Member:
     def host_string(self) -> str:
         """``set/host:port``, as in config.shards."""
         host, port = self.address
-        return f"{self.set_name}/{host}:{port}"
+        return f"{self.name}/{host}:{port}"
 
     @property
     def connections(self) -> int:

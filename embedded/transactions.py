@@ -15,6 +15,9 @@ from embedded.storage.bson_values import MISSING, Document, IdKey, id_key
 from embedded.storage.collection import Collection, DocumentView
 from embedded.write_unit import Operation
 
+LIFETIME_SECONDS = 60.0
+"""Seconds after which an open transaction is aborted."""
+
 State = Literal["in progress", "prepared", "committed", "aborted"]
 Change = tuple[int, IdKey, Document | None]
 

@@ -38,7 +38,7 @@ async def _answer(request: Request, primary_field: str) -> Document:
     reply: Document = {
         "topologyVersion": mongod.topology_version,
         "hosts": [host],
-        "setName": mongod.set_name,
+        "setName": mongod.name,
         "setVersion": 1,
         "me": host,
         "lastWrite": {

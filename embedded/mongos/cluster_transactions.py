@@ -19,8 +19,8 @@ from embedded.mongos.namespace_locks import NamespaceLocks, names_to_share
 from embedded.mongos.shards import Shard
 from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
+from embedded.transactions import LIFETIME_SECONDS
 
-LIFETIME_SECONDS = 60.0
 _MOST_SESSIONS = 10_000
 
 

@@ -1,6 +1,5 @@
 """The commands enableSharding and shardCollection."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 from bson import Binary, Int64
@@ -72,7 +71,7 @@ async def _shard(
     for shard in request.catalog.holders(collection):
         if shard is not primary:
             await copy_catalog_entry(primary, shard, collection)
-    await request.catalog.add_collection(collection, datetime.fromtimestamp(request.now(), UTC))
+    await request.catalog.add_collection(collection, primary.mongod.now())
     _log_event(primary, collection, stored.uuid)
     return collection
 

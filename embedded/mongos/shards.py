@@ -1,19 +1,62 @@
-"""The servers that the embedded mongos calls inside the process."""
+"""The servers of this process, and how the embedded mongos calls those of the cluster."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import structlog
 from bson.timestamp import Timestamp
 
 from embedded.clients import Client
-from embedded.errors import CommandError, internal_error
+from embedded.errors import CommandError, bad_value, internal_error
 from embedded.logical_clock import LogicalClock
+from embedded.member import Role
 from embedded.mongod import Mongod
 from embedded.storage.bson_values import Document
 
 log = structlog.get_logger()
+
+
+class Servers:
+    """The config server and the shard servers of one process, in the cluster or not.
+
+    Args:
+        make: makes a server of a name and a role.
+    """
+
+    def __init__(self, make: Callable[[str, Role], Mongod]) -> None:
+        self._make = make
+        self.config = make("cfg", "configsvr")
+        self.shards: dict[str, Mongod] = {}
+
+    async def start_shard(self, name: str) -> Mongod:
+        """Start a shard server without adding it to the cluster (see ``addShard``).
+
+        Raises:
+            CommandError: 2 BadValue if a shard server of that name exists.
+        """
+        if name in self.shards or not name:
+            raise bad_value(f"a shard server {name!r} is already running")
+        mongod = self.shards[name] = self._make(name, "shardsvr")
+        try:
+            await mongod.start()
+        except BaseException:
+            del self.shards[name]
+            raise
+        return mongod
+
+    async def stop(self) -> None:
+        """Stop all servers."""
+        for mongod in (*self.shards.values(), self.config):
+            await mongod.stop()
+
+    def find(self, host: str) -> Mongod | None:
+        """Return the shard server with this host string or address, None if there is none."""
+        for mongod in self.shards.values():
+            if host in (mongod.host_string, mongod.host_string.partition("/")[2]):
+                return mongod
+        return None
+
 
 _PLAIN = Client(in_process=True)
 _MIGRATION = Client(in_process=True, from_migrate=True)

@@ -232,7 +232,7 @@ class Workload:
         others = [each for each in self._cluster.shards if each != name]
         if len(others) < 2 or self.progress() < self._joined.get(name, ""):
             return
-        catalog = self._cluster._state.catalog
+        catalog = self._cluster.state.catalog
         await self.run("admin", {"removeShard": name})
         for database in [
             each for each, entry in catalog.databases.items() if entry.primary == name
