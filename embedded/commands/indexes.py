@@ -10,6 +10,7 @@ from embedded.commands.write_statements import writable_collection
 from embedded.cursors import FIRST_BATCH, ListCursor
 from embedded.errors import CommandError, ErrorCode, bad_value, namespace_not_found, not_implemented
 from embedded.storage.bson_values import Document
+from embedded.storage.catalog import VIEWS
 from embedded.storage.collection import Collection
 from embedded.storage.queries import Matcher
 
@@ -141,12 +142,12 @@ async def list_collections(request: Request) -> Document:
     """List a database's collections and views."""
     catalog, database = request.mongod.catalog, request.database
     listed = [collection.info() for collection in catalog.collections(database)]
-    for ns, view in catalog.views.items():
-        if ns.startswith(f"{database}."):
-            options = {"viewOn": view["viewOn"], "pipeline": view["pipeline"]}
-            name = ns.partition(".")[2]
-            info = {"readOnly": True}
-            listed.append({"name": name, "type": "view", "options": options, "info": info})
+    views = catalog.get(f"{database}.{VIEWS}")
+    for view in views.documents() if views is not None else ():
+        name, options = view["_id"].partition(".")[2], {**view}
+        del options["_id"]
+        info = {"readOnly": True}
+        listed.append({"name": name, "type": "view", "options": options, "info": info})
     matcher = Matcher(request.field("filter", dict, {}))
     listed = [info for info in listed if matcher(info)]
     if request.command.get("nameOnly"):
