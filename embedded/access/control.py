@@ -10,9 +10,8 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from embedded.access.logins import Logins
 from embedded.access.roles import WITHOUT_LOGIN, may_run
-from embedded.access.users import SERVERS, Users
+from embedded.access.users import SERVERS, Account, Users
 from embedded.clients import Client
 from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import as_ordinal
@@ -47,7 +46,6 @@ class AccessControl:
         tls: TlsContexts | None = None,
     ) -> None:
         self.users = Users(key)
-        self.logins = Logins(self.users)
         self.enforced = authorization or key is not None
         self.tls = tls
         self._secret = secrets.token_bytes(20)
@@ -64,6 +62,11 @@ class AccessControl:
         key = None if key_file is None else read_key_file(key_file).password
         return cls(authorization=authorization, key=key, tls=tls)
 
+    def account(self, client: Client) -> Account | None:
+        """Return the account of the user that is logged in; None if none is, or it was dropped."""
+        account: Account | None = client.account
+        return account if account and self.users.get(account.name) is account else None
+
     def check(self, name: str, database: str, command: Document, client: Client) -> None:
         """Check that a client may run a command. The first user may be created by anybody.
 
@@ -72,7 +75,7 @@ class AccessControl:
         """
         if not self.enforced or client.in_process or name in WITHOUT_LOGIN:
             return
-        account = self.logins.account(client)
+        account = self.account(client)
         if account is None:
             if name == "createUser" and not self.users.exist:
                 return
@@ -96,7 +99,7 @@ class AccessControl:
 
         It is signed, except for servers and on open clusters.
         """
-        account = self.logins.account(client)
+        account = self.account(client)
         if not self.enforced or (account is not None and account.name == SERVERS):
             return {"clusterTime": time, "signature": _UNSIGNED}
         message = (as_ordinal(time) | _RANGE).to_bytes(8, "little")
