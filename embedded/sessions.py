@@ -6,7 +6,6 @@ from hashlib import sha256
 from typing import Any
 
 from embedded.errors import type_mismatch
-from embedded.storage.bson_values import Document
 from embedded.transactions import Transaction
 
 _NOBODY = sha256(b"").digest()
@@ -20,7 +19,6 @@ class Session:
         self.lsid = lsid
         self.txn_number = -1
         self.statements: dict[int, Any] = {}
-        self.reply: Document | None = None
         self.transaction: Transaction | None = None
 
     def advance_to(self, txn_number: int) -> None:
@@ -28,7 +26,6 @@ class Session:
         if txn_number > self.txn_number:
             self.txn_number = txn_number
             self.statements = {}
-            self.reply = None
             self.transaction = None
 
 

@@ -12,7 +12,6 @@ from embedded.clients import Client
 from embedded.commands import (  # noqa: F401 (imported to be registered)
     definitions,
     diagnostics,
-    find_and_modify,
     handshake,
     indexes,
     logins,

@@ -1,4 +1,4 @@
-"""find, count, distinct, aggregate; getMore and killCursors.
+"""find, count, aggregate; getMore and killCursors.
 
 Source: docs/protocol.md#cursor-replies (cursor replies).
 """
@@ -20,10 +20,10 @@ from embedded.cursors import (
     kill,
     next_reply,
 )
-from embedded.errors import CommandError, bad_value, type_mismatch
+from embedded.errors import CommandError, type_mismatch
 from embedded.sessions import session_key
 from embedded.storage.aggregation import aggregate
-from embedded.storage.bson_values import Document, id_key
+from embedded.storage.bson_values import Document
 from embedded.storage.projection import project
 from embedded.storage.queries import Matcher, sort_documents
 
@@ -93,33 +93,6 @@ async def count(request: Request) -> Document:
     size = max(0, size - int(request.command.get("skip") or 0))
     limit = abs(int(request.command.get("limit") or 0))
     return {"n": min(size, limit) if limit else size}
-
-
-@command("distinct", in_transactions=True)
-async def distinct(request: Request) -> Document:
-    """Return the distinct values of a field."""
-    key = request.field("key", str, None)
-    if key is None:
-        raise bad_value("the distinct command requires a 'key'")
-    seen: dict[Any, Any] = {}
-    for document in _documents(request, request.ns, Matcher(request.field("query", dict, {}))):
-        for value in _values(document, key.split(".")):
-            seen.setdefault(id_key(value), value)
-    return {"values": list(seen.values())}
-
-
-def _values(value: Any, parts: list[str]) -> Iterator[Any]:
-    """Yield the values at a path; an array yields each of its elements."""
-    if isinstance(value, list):
-        if parts and parts[0].isdigit() and int(parts[0]) < len(value):
-            yield from _values(value[int(parts[0])], parts[1:])
-            return
-        for item in value:
-            yield from _values(item, parts)
-    elif not parts:
-        yield value
-    elif isinstance(value, dict) and parts[0] in value:
-        yield from _values(value[parts[0]], parts[1:])
 
 
 @command("aggregate", in_transactions=True)

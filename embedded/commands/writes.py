@@ -162,24 +162,22 @@ async def _update(request: Request, statement: Document, number: int) -> Documen
     multi = bool(statement.get("multi"))
     if multi and change.is_replacement:
         raise failed_to_parse("multi update is not supported for replacement-style update")
-    order = statement.get("sort")
+    upsert = bool(statement.get("upsert"))
     if not multi:
         return await when_unlocked(
-            lambda: update_first(
-                request, matcher, change, number, order=order, upsert=bool(statement.get("upsert"))
-            ).summary()
+            lambda: _update_first(request, matcher, change, number, upsert=upsert)
         )
-    return await _update_many(request, matcher, change, number, upsert=statement.get("upsert"))
+    return await _update_many(request, matcher, change, number, upsert=upsert)
 
 
 async def _update_many(
-    request: Request, matcher: Matcher, change: Update, number: int, *, upsert: Any
+    request: Request, matcher: Matcher, change: Update, number: int, *, upsert: bool
 ) -> Document:
     unit, collection = request.unit, request.collection
     documents = list(select(unit.view(collection), matcher)) if collection is not None else []
     if not documents and upsert:
         return await when_unlocked(
-            lambda: update_first(request, matcher, change, number, upsert=True).summary()
+            lambda: _update_first(request, matcher, change, number, upsert=True)
         )
     matched = modified = 0
     for done, document in enumerate(documents):
@@ -191,7 +189,7 @@ async def _update_many(
             current = unit.view(collection).get(key)
             if current is None or not matcher(current):
                 return None
-            return change_document(request, unit, collection, current, change, number).summary()
+            return _change(unit, collection, current, change, number)
 
         outcome = await when_unlocked(one)
         if outcome is not None:
@@ -200,78 +198,33 @@ async def _update_many(
     return {"n": matched, "nModified": modified}
 
 
-class Changed:
-    """The effect of an update on one document.
-
-    ``before`` is None for an upsert; both are None if no document matched.
-    """
-
-    __slots__ = ("after", "before", "is_modified")
-
-    def __init__(
-        self, before: Document | None, after: Document | None, *, is_modified: bool = False
-    ) -> None:
-        self.before = before
-        self.after = after
-        self.is_modified = is_modified
-
-    def summary(self) -> Document:
-        """Return n, nModified and the ``_id`` of an upsert."""
-        if self.after is None:
-            return {"n": 0, "nModified": 0}
-        if self.before is None:
-            return {"n": 1, "nModified": 0, "upserted": self.after["_id"]}
-        return {"n": 1, "nModified": int(self.is_modified)}
-
-
-def update_first(
-    request: Request,
-    matcher: Matcher,
-    change: Update,
-    number: int,
-    *,
-    order: Document | None = None,
-    upsert: bool = False,
-) -> Changed:
-    """Update the first document that matches; with ``upsert``, insert one if none matches.
-
-    Raises:
-        DocumentLocked: a transaction holds the document.
-        CommandError: the update cannot be applied.
-    """
+def _update_first(
+    request: Request, matcher: Matcher, change: Update, number: int, *, upsert: bool
+) -> Document:
+    """Update the first document that matches; with ``upsert``, insert one if none matches."""
     unit, collection = request.unit, request.collection
     first = None
     if collection is not None:
-        first = next(select(unit.view(collection), matcher, order), None)
+        first = next(select(unit.view(collection), matcher), None)
     if collection is not None and first is not None:
-        return change_document(request, unit, collection, first, change, number)
+        return _change(unit, collection, first, change, number)
     if not upsert:
-        return Changed(None, None)
+        return {"n": 0, "nModified": 0}
     collection = writable_collection(request)
     mongod = request.mongod
     document = change.upserted(mongod.new_object_id())
     document = with_id(document, mongod.new_object_id)
     unit.write(Operation(collection, None, document), number)
-    return Changed(None, document)
+    return {"n": 1, "nModified": 0, "upserted": document["_id"]}
 
 
-def change_document(
-    request: Request,
-    unit: WriteUnit,
-    collection: Collection,
-    document: Document,
-    change: Update,
-    number: int,
-) -> Changed:
-    """Update one document.
-
-    Raises:
-        DocumentLocked: a transaction holds the document.
-        CommandError: the update cannot be applied, or its result is invalid.
-    """
+def _change(
+    unit: WriteUnit, collection: Collection, document: Document, change: Update, number: int
+) -> Document:
+    """Update one document; return n and nModified."""
     updated = change.apply(document)
     if updated.o is None:
-        return Changed(document, document)
+        return {"n": 1, "nModified": 0}
     if collection.document_key(document) != collection.document_key(updated.document):
         raise shard_key_changed()
     size = len(bson.encode(updated.document))
@@ -280,7 +233,7 @@ def change_document(
             17419, f"Resulting document after update is larger than {MAX_DOCUMENT_SIZE}"
         )
     unit.write(Operation(collection, document, updated.document, updated.o), number)
-    return Changed(document, updated.document, is_modified=True)
+    return {"n": 1, "nModified": 1}
 
 
 @command("delete", in_transactions=True)
@@ -314,9 +267,15 @@ async def _delete(request: Request, statement: Document, number: int) -> Documen
     unit, collection = request.unit, request.collection
     if collection is None:
         return {"n": 0}
+
+    def first() -> bool:
+        document = next(select(unit.view(collection), matcher), None)
+        if document is not None:
+            unit.write(Operation(collection, document, None), number)
+        return document is not None
+
     if limit == 1:
-        gone = await when_unlocked(lambda: delete_first(request, matcher, number))
-        return {"n": int(gone is not None)}
+        return {"n": int(await when_unlocked(first))}
     count = 0
     for done, document in enumerate(list(select(unit.view(collection), matcher))):
         await take_turns(done)
@@ -331,20 +290,3 @@ async def _delete(request: Request, statement: Document, number: int) -> Documen
 
         count += await when_unlocked(one)
     return {"n": count}
-
-
-def delete_first(
-    request: Request, matcher: Matcher, number: int, order: Document | None = None
-) -> Document | None:
-    """Delete the first document that matches and return it, None if none matches.
-
-    Raises:
-        DocumentLocked: a transaction holds the document.
-    """
-    unit, collection = request.unit, request.collection
-    if collection is None:
-        return None
-    document = next(select(unit.view(collection), matcher, order), None)
-    if document is not None:
-        unit.write(Operation(collection, document, None), number)
-    return document

@@ -12,7 +12,6 @@ from embedded.mongos.targeting import targets_of_filter
 from embedded.sessions import session_key
 from embedded.storage.aggregation import aggregate as run_pipeline
 from embedded.storage.bson_values import Document
-from embedded.storage.ordering import sort_key
 from embedded.storage.projection import project
 from embedded.storage.queries import matches, sort_documents
 
@@ -67,23 +66,6 @@ async def count(request: RoutedRequest) -> Document:
         total = sum(int(reply["n"]) for reply in replies_of(outcomes).values())
     total = max(0, total - skip)
     return {"n": min(total, limit) if limit else total}
-
-
-async def distinct(request: RoutedRequest) -> Document:
-    """Return the distinct values of a field, in BSON order if they come from several shards."""
-    async with request.placement() as placement:
-        if placement is None:
-            return {"values": []}
-        shards = shards_for(request, placement, request.field("query", dict, {}))
-        inner = {"distinct": request.collection, "key": request.field("key", str)}
-        if "query" in request.command:
-            inner["query"] = request.command["query"]
-        replies = replies_of(await request.send_all(dict.fromkeys(shards, inner)))
-    by_key: dict[Any, Any] = {}
-    for reply in replies.values():
-        for value in reply["values"]:
-            by_key.setdefault(sort_key(value), value)
-    return {"values": [by_key[key] for key in (sorted(by_key) if len(shards) > 1 else by_key)]}
 
 
 async def aggregate(request: RoutedRequest) -> Document:
