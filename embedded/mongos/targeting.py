@@ -26,7 +26,7 @@ def leading_values(key: ShardKey, filter_: Mapping[str, Any]) -> KeyValues:
         if value is MISSING or isinstance(value, list | Regex):
             break
         values.append(value)
-    return key.placed(tuple(values))
+    return tuple(values)
 
 
 def targets_of_filter(collection: ShardedCollection, filter_: Mapping[str, Any]) -> set[str]:
