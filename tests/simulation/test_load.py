@@ -52,7 +52,7 @@ class TimedStream:
 
     async def write(self, number: int) -> None:
         self._written[number] = self._world.loop.time()
-        insert = {"insert": "c", "documents": [{"_id": number, "k": number % 2}]}
+        insert = {"insert": "c", "documents": [{"_id": number, "k": number // 2 % 2}]}
         await self._world.cluster.mongos.run_command("db", insert, Client())
 
     async def all_arrived(self) -> None:
