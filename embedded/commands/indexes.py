@@ -3,11 +3,10 @@
 Source: docs/protocol.md#events (the events that these commands cause).
 """
 
-from bson.int64 import Int64
-
+from embedded.commands.reads import reply_with
 from embedded.commands.request import Request, command
 from embedded.commands.write_statements import writable_collection
-from embedded.cursors import FIRST_BATCH, ListCursor
+from embedded.cursors import FIRST_BATCH
 from embedded.errors import CommandError, ErrorCode, bad_value, namespace_not_found, not_implemented
 from embedded.storage.bson_values import Document
 from embedded.storage.catalog import VIEWS
@@ -122,10 +121,7 @@ def _names(collection: Collection, wanted: object) -> list[str]:
 
 async def _listing(request: Request, ns: str, documents: list[Document]) -> Document:
     size = (request.command.get("cursor") or {}).get("batchSize", FIRST_BATCH)
-    cursor = ListCursor(ns, iter(documents), unbounded=request.client.in_process)
-    batch = await cursor.next_batch(None if request.client.in_process else size, 0.0)
-    number = Int64(0) if batch.is_last else request.mongod.cursors.add(cursor, None)
-    return {"cursor": {"id": number, "ns": ns, "firstBatch": batch.documents}}
+    return await reply_with(request, ns, documents, size)
 
 
 @command("listIndexes")

@@ -12,14 +12,7 @@ from bson.timestamp import Timestamp
 from embedded.change_streams import first_batch_size, is_change_stream, open_change_stream
 from embedded.commands.matching import select
 from embedded.commands.request import Request, command
-from embedded.cursors import (
-    FIRST_BATCH,
-    ListCursor,
-    OpenCursor,
-    first_reply,
-    kill,
-    next_reply,
-)
+from embedded.cursors import FIRST_BATCH, ListCursor, OpenCursor
 from embedded.errors import CommandError, type_mismatch
 from embedded.sessions import session_key
 from embedded.storage.aggregation import aggregate
@@ -47,13 +40,21 @@ def _documents(request: Request, ns: str, matcher: Matcher) -> Iterator[Document
 
 
 async def _reply(request: Request, cursor: OpenCursor, batch_size: int | None) -> Document:
-    return await first_reply(
-        request.mongod.cursors,
+    return await request.mongod.cursors.open(
         cursor,
         batch_size,
         session=session_key(request.session.lsid) if request.session is not None else None,
         single=bool(request.command.get("singleBatch")),
     )
+
+
+async def reply_with(
+    request: Request, ns: str, documents: Iterable[Document], batch_size: int | None
+) -> Document:
+    """Return the reply with the first of some documents; the mongos in this process gets all."""
+    in_process = request.client.in_process
+    cursor = ListCursor(ns, iter(documents), unbounded=in_process)
+    return await _reply(request, cursor, None if in_process else batch_size)
 
 
 def _count_argument(request: Request, name: str, default: int | None = None) -> int | None:
@@ -79,10 +80,8 @@ async def find(request: Request) -> Document:
     documents = islice(documents, skip, skip + limit if limit else None)
     if fields:
         documents = map(project(fields), documents)
-    in_process = request.client.in_process
-    cursor = ListCursor(request.ns, iter(list(documents)), unbounded=in_process)
-    size = None if in_process else _count_argument(request, "batchSize", FIRST_BATCH)
-    return await _reply(request, cursor, size)
+    size = _count_argument(request, "batchSize", FIRST_BATCH)
+    return await reply_with(request, request.ns, list(documents), size)
 
 
 @command("count")
@@ -105,22 +104,18 @@ async def run_aggregate(request: Request) -> Document:
     if is_change_stream(request.command):
         stream = open_change_stream(request.mongod, request.database, request.command)
         return await _reply(request, stream, size)
+    documents = aggregate(_documents(request, request.ns, Matcher({})), pipeline)
     size = FIRST_BATCH if size is None else size
-    ns = request.ns
-    source = _documents(request, ns, Matcher({}))
-    documents = aggregate(source, pipeline)
-    in_process = request.client.in_process
-    cursor = ListCursor(ns, iter(documents), unbounded=in_process)
-    return await _reply(request, cursor, None if in_process else size)
+    return await reply_with(request, request.ns, documents, size)
 
 
 @command("getMore", in_transactions=True)
 async def get_more(request: Request) -> Document:
     """Return a cursor's next batch."""
-    return await next_reply(request.mongod.cursors, request.command)
+    return await request.mongod.cursors.get_more(request.command)
 
 
 @command("killCursors")
 async def kill_cursors(request: Request) -> Document:
     """Close cursors and report which of them existed."""
-    return kill(request.mongod.cursors, request.field("cursors", list, []))
+    return request.mongod.cursors.kill_cursors(request.field("cursors", list, []))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from embedded.change_streams import UserStages
-from embedded.cursors import FIRST_BATCH, ListCursor, first_reply, kill, next_reply
+from embedded.cursors import FIRST_BATCH, ListCursor
 from embedded.errors import CommandError, ErrorCode, namespace_not_found
 from embedded.mongos.request import Placement, RoutedRequest
 from embedded.mongos.shards import Outcome, Shard, replies_of
@@ -186,8 +186,7 @@ async def open_cursor(
 ) -> Document:
     """Return the first reply over ``documents`` and keep the rest for getMore."""
     lsid = request.command.get("lsid")
-    return await first_reply(
-        request.state.cursors,
+    return await request.state.cursors.open(
         ListCursor(namespace, iter(documents)),
         FIRST_BATCH if batch_size is None else batch_size,
         session=session_key(lsid) if lsid else None,
@@ -197,12 +196,12 @@ async def open_cursor(
 
 async def get_more(request: RoutedRequest) -> Document:
     """Return a cursor's next batch."""
-    return await next_reply(request.state.cursors, request.command)
+    return await request.state.cursors.get_more(request.command)
 
 
 async def kill_cursors(request: RoutedRequest) -> Document:
     """Close cursors and report which of them existed."""
-    return kill(request.state.cursors, request.field("cursors", list))
+    return request.state.cursors.kill_cursors(request.field("cursors", list))
 
 
 async def _cursor(request: RoutedRequest, documents: Iterable[Document]) -> Document:
