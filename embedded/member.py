@@ -146,7 +146,6 @@ class Member:
         ns: str = "",
         uuid: Binary | None = None,
         o2: Document | None = None,
-        from_migrate: bool = False,
     ) -> OplogEntry:
         """Log a no-op: a message or, with ``o2``, an entry that change streams show as an event."""
         fields: dict[str, Any] = {"op": "n", "ns": ns}
@@ -155,7 +154,7 @@ class Member:
         fields["o"] = o
         if o2 is not None:
             fields["o2"] = o2
-        return self.journal.log(fields, from_migrate=from_migrate)
+        return self.journal.log(fields)
 
     def create_collection(
         self,

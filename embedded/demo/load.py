@@ -46,15 +46,14 @@ class Load:
         client: a driver connected to the router, which passes writes on to mongos.
         written: records every acknowledged write.
         rate: the target, in operations a second.
-        seed: makes the sequence of operations repeatable.
     """
 
-    def __init__(self, client: Client, written: Written, rate: float, seed: int = 1) -> None:
+    def __init__(self, client: Client, written: Written, rate: float) -> None:
         self._client = client
         self._orders = client[DATABASE][COLLECTION]
         self._written = written
         self._interval = 1.0 / rate
-        self._random = random.Random(seed)
+        self._random = random.Random(1)
         self._next_key = 0
         self._live: dict[int, tuple[str, int]] = {}
 

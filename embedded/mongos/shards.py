@@ -133,7 +133,7 @@ Outcome = Document | CommandError
 
 
 async def execute_on_all(
-    shards: Mapping[Shard, Mapping[str, Any]], database: str, *, from_migrate: bool = False
+    shards: Mapping[Shard, Mapping[str, Any]], database: str
 ) -> dict[Shard, Outcome]:
     """Run one command on each shard in parallel, starting from the same cluster time.
 
@@ -145,7 +145,7 @@ async def execute_on_all(
         if shard is first:
             _exchange_times(shards)
         try:
-            outcomes[shard] = await shard.run(database, command, from_migrate=from_migrate)
+            outcomes[shard] = await shard.run(database, command)
         except CommandError as error:
             outcomes[shard] = error
 
