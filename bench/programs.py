@@ -38,6 +38,7 @@ class Program:
             )
         finally:
             os.sched_setaffinity(0, own)
+        self.pid = self._process.pid
 
     def __enter__(self) -> Self:
         return self
@@ -49,11 +50,6 @@ class Program:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._process.pid
 
     def tell(self, line: str = "") -> None:
         """Send a line: the program's signal to go on or to finish."""
