@@ -9,7 +9,11 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from embedded.change_streams import first_batch_size, is_change_stream, open_change_stream
+from embedded.change_streams.cursor import (
+    first_batch_size,
+    is_change_stream,
+    open_change_stream,
+)
 from embedded.commands.matching import select
 from embedded.commands.request import Request, command
 from embedded.cursors import FIRST_BATCH, ListCursor, OpenCursor

@@ -63,8 +63,6 @@ COMMANDS: dict[str, Handler] = {
     "endSessions": sessions.end_sessions,
     "killSessions": sessions.end_sessions,
     "serverStatus": diagnostics.server_status,
-    "isdbgrid": diagnostics.is_db_grid,
-    "getParameter": diagnostics.get_parameter,
 }
 
 ON_ADMIN_ONLY = frozenset(_ON_ADMIN)

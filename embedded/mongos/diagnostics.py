@@ -68,13 +68,3 @@ async def command_line(request: RoutedRequest) -> Document:
         "argv": ["mongos", "--configdb", config],
         "parsed": {"sharding": {"configDB": config}},
     }
-
-
-async def get_parameter(_request: RoutedRequest) -> Document:
-    """Return the parameter that drivers' own tests read."""
-    return {"enableTestCommands": False}
-
-
-async def is_db_grid(_request: RoutedRequest) -> Document:
-    """Confirm that this is a mongos."""
-    return {"isdbgrid": 1, "hostname": platform.node()}

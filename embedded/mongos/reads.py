@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from embedded.change_streams import UserStages
+from embedded.change_streams.user_stages import UserStages
 from embedded.cursors import FIRST_BATCH, ListCursor
 from embedded.errors import CommandError, ErrorCode, namespace_not_found
 from embedded.mongos.request import Placement, RoutedRequest
-from embedded.mongos.shards import Outcome, Shard, replies_of
+from embedded.mongos.shards import Shard
 from embedded.mongos.targeting import targets_of_filter
 from embedded.sessions import session_key
 from embedded.storage.aggregation import aggregate as run_pipeline
@@ -42,8 +42,7 @@ async def find(request: RoutedRequest) -> Document:
             return await _cursor(request, reply["cursor"]["firstBatch"])
         if limit:
             inner["limit"] = skip + limit
-        outcomes = await request.send_all(dict.fromkeys(shards, inner))
-        documents = all_documents(outcomes)
+        documents = await _documents(request, shards, inner)
         if sort:
             documents = sort_documents(documents, sort)
         chosen = documents[skip : skip + limit if limit else None]
@@ -62,8 +61,8 @@ async def count(request: RoutedRequest) -> Document:
         shards = shards_for(request, placement, request.field("query", dict, {}))
         inner = {"count": request.collection}
         inner |= {name: request.command[name] for name in options if name in request.command}
-        outcomes = await request.send_all(dict.fromkeys(shards, inner))
-        total = sum(int(reply["n"]) for reply in replies_of(outcomes).values())
+        replies = await request.send_all(dict.fromkeys(shards, inner))
+        total = sum(int(reply["n"]) for reply in replies.values())
     total = max(0, total - skip)
     return {"n": min(total, limit) if limit else total}
 
@@ -107,7 +106,7 @@ async def _over_collection(request: RoutedRequest, pipeline: Pipeline) -> list[D
             return []
         shards = shards_for(request, placement, filter_)
         inner: Document = {"find": request.collection, "filter": filter_}
-        documents = all_documents(await request.send_all(dict.fromkeys(shards, inner)))
+        documents = await _documents(request, shards, inner)
     return run_pipeline(documents, pipeline)
 
 
@@ -168,17 +167,12 @@ def shards_for(
     return request.catalog.named(targets_of_filter(placement.sharded, filter_))
 
 
-def all_documents(outcomes: Mapping[Shard, Outcome]) -> list[Document]:
-    """Return the documents of several shards' first batches, shard by shard.
-
-    Raises:
-        CommandError: the error of the first shard that has one.
-    """
-    return [
-        document
-        for reply in replies_of(outcomes).values()
-        for document in reply["cursor"]["firstBatch"]
-    ]
+async def _documents(
+    request: RoutedRequest, shards: Sequence[Shard], command: Document
+) -> list[Document]:
+    """Return the documents that a command finds on several shards, shard by shard."""
+    replies = await request.send_all(dict.fromkeys(shards, command))
+    return [each for reply in replies.values() for each in reply["cursor"]["firstBatch"]]
 
 
 async def open_cursor(

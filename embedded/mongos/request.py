@@ -15,7 +15,7 @@ from embedded.errors import CommandError, ErrorCode, no_such_transaction
 from embedded.mongos.catalog import ClusterCatalog, ShardedCollection
 from embedded.mongos.cluster_transactions import ClusterTransaction, TransactionTable
 from embedded.mongos.namespace_locks import NamespaceLocks
-from embedded.mongos.shards import Outcome, Servers, Shard, execute_on_all
+from embedded.mongos.shards import Servers, Shard, execute_on_all
 from embedded.storage.bson_values import Document
 
 Value = TypeVar("Value")
@@ -179,10 +179,13 @@ class RoutedRequest:
 
     async def send_all(
         self, commands: Mapping[Shard, Mapping[str, Any]], *, write: bool = False
-    ) -> dict[Shard, Outcome]:
+    ) -> dict[Shard, Document]:
         """Run commands on several shards in parallel, in this request's session.
 
-        Returns each shard's reply or error.
+        Returns each shard's reply.
+
+        Raises:
+            CommandError: the error of the first shard that has one.
         """
         self.touched.update(dict.fromkeys(commands))
         prepared = {

@@ -128,26 +128,26 @@ class Shard:
         self._gossip.advance(self.mongod.clock.time)
 
 
-Outcome = Document | CommandError
-"""A shard's reply, or its error."""
-
-
 async def execute_on_all(
     shards: Mapping[Shard, Mapping[str, Any]], database: str
-) -> dict[Shard, Outcome]:
+) -> dict[Shard, Document]:
     """Run one command on each shard in parallel, starting from the same cluster time.
 
     Parallel operations therefore get equal cluster times, as on a real cluster.
+
+    Raises:
+        CommandError: the error of the first shard that has one, when all have answered.
     """
-    outcomes: dict[Shard, Outcome] = {}
+    replies: dict[Shard, Document] = {}
+    errors: dict[Shard, CommandError] = {}
 
     async def one(shard: Shard, command: Mapping[str, Any]) -> None:
         if shard is first:
             _exchange_times(shards)
         try:
-            outcomes[shard] = await shard.run(database, command)
+            replies[shard] = await shard.run(database, command)
         except CommandError as error:
-            outcomes[shard] = error
+            errors[shard] = error
 
     # The tasks start one right after the other. Callbacks that were already scheduled, such as a
     # shard's no-op, have run when the first one starts, so the times are exchanged there.
@@ -157,7 +157,10 @@ async def execute_on_all(
             group.create_task(one(shard, command))
     for shard in shards:
         shard.report_time()
-    return {shard: outcomes[shard] for shard in shards}
+    for shard in shards:
+        if shard in errors:
+            raise errors[shard]
+    return {shard: replies[shard] for shard in shards}
 
 
 def _exchange_times(shards: Iterable[Shard]) -> None:
@@ -172,17 +175,3 @@ def raise_write_error(reply: Document) -> None:
     """Raise the first write error of a reply as a CommandError, if it has one."""
     for failure in reply.get("writeErrors", ()):
         raise CommandError(failure["code"], failure["errmsg"])
-
-
-def replies_of(outcomes: Mapping[Shard, Outcome]) -> dict[Shard, Document]:
-    """Return the replies.
-
-    Raises:
-        CommandError: the error of the first shard that has one.
-    """
-    replies: dict[Shard, Document] = {}
-    for shard, outcome in outcomes.items():
-        if isinstance(outcome, CommandError):
-            raise outcome
-        replies[shard] = outcome
-    return replies
