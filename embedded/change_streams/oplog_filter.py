@@ -78,9 +78,8 @@ class OplogFilter:
         what = entry.get("o2")
         if not what or not self._request.expanded:
             return False
-        return any(name in what for name in NOOP_EVENTS) and self._collection(
-            *split_ns(entry["ns"])
-        )
+        is_event = any(name in what for name in NOOP_EVENTS)
+        return is_event and self._collection(*split_ns(entry["ns"]))
 
 
 def split_ns(ns: str) -> tuple[str, str]:

@@ -55,6 +55,7 @@ def event_token(
     event_identifier: Mapping[str, Any] | None,
     *,
     txn_op_index: int = 0,
+    from_invalidate: bool = False,
     uuid: UUID | None = None,
 ) -> ResumeToken:
     """Return the token of an event; the arguments are the token's fields.
@@ -67,7 +68,7 @@ def event_token(
         front += encode_integer(EVENT)
     front += encode_integer(txn_op_index)
     if version >= 1:
-        front += _BOOLEANS[False]
+        front += _BOOLEANS[from_invalidate]
     key = KeyStringBuilder(front, zero_bits=4 if version == 0 else 6)
     if uuid is not None or version >= 2:
         key.append(uuid)
@@ -80,7 +81,7 @@ def event_token(
         version,
         EVENT,
         txn_op_index,
-        False,
+        from_invalidate,
         uuid,
         encoded[before:-1],
         None,

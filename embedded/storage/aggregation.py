@@ -50,5 +50,7 @@ def _group(documents: list[Document], argument: Any) -> list[Document]:
 
 _STAGES: dict[str, Callable[[list[Document], Any], list[Document]]] = {
     "$sort": lambda documents, order: sort_documents(documents, order),
+    "$limit": lambda documents, count: documents[:count],
+    "$skip": lambda documents, count: documents[count:],
     "$group": _group,
 }
