@@ -25,11 +25,10 @@ class OplogFilter:
 
     def __init__(self, request: StreamRequest) -> None:
         self._request = request
-        self._migrations = "showMigrationEvents" in request.flags
 
     def accepts(self, entry: Mapping[str, Any]) -> bool:
         """Return whether an entry of the oplog or a transaction becomes an event of the stream."""
-        if entry.get("fromMigrate") and not self._migrations:
+        if entry.get("fromMigrate"):
             return False
         kind = entry["op"]
         if kind == "c":

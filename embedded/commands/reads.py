@@ -17,7 +17,7 @@ from embedded.change_streams.cursor import (
 from embedded.commands.matching import select
 from embedded.commands.request import Request, command
 from embedded.cursors import FIRST_BATCH, ListCursor, OpenCursor
-from embedded.errors import CommandError, type_mismatch
+from embedded.errors import type_mismatch
 from embedded.sessions import session_key
 from embedded.storage.aggregation import aggregate
 from embedded.storage.bson_values import Document
@@ -61,22 +61,13 @@ async def reply_with(
     return await _reply(request, cursor, None if in_process else batch_size)
 
 
-def _count_argument(request: Request, name: str, default: int | None = None) -> int | None:
-    value = request.field(name, (int, float), default)
-    if value is None:
-        return None
-    if value < 0:
-        raise CommandError(51024, f"BSON field '{name}' value must be >= 0, actual value '{value}'")
-    return int(value)
-
-
 @command("find", in_transactions=True)
 async def find(request: Request) -> Document:
     """Return a cursor over the documents that match."""
     matcher = Matcher(request.field("filter", dict, {}))
     order = request.field("sort", dict, {})
     fields = request.field("projection", dict, {})
-    skip = _count_argument(request, "skip", 0) or 0
+    skip = int(request.command.get("skip") or 0)
     limit = abs(int(request.command.get("limit") or 0))
     documents = _documents(request, request.ns, matcher)
     if order:
@@ -84,7 +75,7 @@ async def find(request: Request) -> Document:
     documents = islice(documents, skip, skip + limit if limit else None)
     if fields:
         documents = map(project(fields), documents)
-    size = _count_argument(request, "batchSize", FIRST_BATCH)
+    size = request.field("batchSize", (int, float), FIRST_BATCH)
     return await reply_with(request, request.ns, list(documents), size)
 
 
