@@ -7,7 +7,6 @@ from typing import Any
 from bson import MaxKey, MinKey
 
 from embedded.errors import CommandError, bad_value, not_implemented
-from embedded.storage.bson_values import MISSING
 
 KeyValues = tuple[Any, ...]
 """The values of a full shard key, or of its leading fields, in the order of the pattern."""
@@ -78,30 +77,16 @@ class ShardKey:
         return tuple(document[path] for path in self.fields)
 
     def _value(self, document: Mapping[str, Any], path: str) -> Any:
-        value = field_at(document, path)
-        if value is MISSING:
-            return None
-        if isinstance(value, list):
-            raise CommandError(
-                SHARD_KEY_NOT_FOUND, f"Shard key cannot contain array values or array descendants: "
-                f"field '{path}'", code_name="ShardKeyNotFound",
-            )  # fmt: skip
+        value: Any = document
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+            if isinstance(value, list):
+                raise CommandError(
+                    SHARD_KEY_NOT_FOUND,
+                    f"Shard key cannot contain array values or array descendants: field '{path}'",
+                    code_name="ShardKeyNotFound",
+                )
         return value
-
-
-def field_at(document: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path; ``MISSING`` if it is absent.
-
-    The walk stops at an array and returns the array.
-    """
-    value: Any = document
-    for name in path.split("."):
-        if isinstance(value, list):
-            return value
-        if not isinstance(value, Mapping) or name not in value:
-            return MISSING
-        value = value[name]
-    return value
 
 
 def _is_number(value: Any) -> bool:
