@@ -106,11 +106,11 @@ LOADS_NOTE = (
 
 def run(options: Options) -> list[Table]:
     """Measure real servers; return no tables unless MERGEROUTER_MONGO_BIN names their folder."""
-    if not has_real_servers(options):
+    if not has_real_servers():
         return []
     drained = []
     for shards in (4,) if options.quick else DRAINED_SHARDS:
-        options.say(f"draining {shards} shards")
+        print(f"draining {shards} shards")
         with start_real_cluster(shards, noop_interval=1) as cluster, Members.of(cluster) as members:
             drained.append(_drained(cluster, members, options))
     with start_real_cluster(SHARDS) as cluster, Members.of(cluster) as members:
@@ -139,10 +139,10 @@ def _drained(cluster: TestCluster, members: Members, options: Options) -> dict[s
     start = fill(cluster, events, lambda _: {"pad": "x" * SIZE})
     ports = [port_of(host) for host in cluster.shards.values()]
     mongos = port_of(cluster.mongos)
-    mongos_pid = pid_of("mongos", mongos)
+    mongos_pid, mongods = pid_of("mongos", mongos), [*members.pids.values()]
 
     def drained(ports: list[str], *pids: int) -> dict[str, float]:
-        return drain(ports, events, start, cpu_of={"cpu": pids, "members": members.pids})
+        return drain(ports, events, start, cpu_of={"cpu": pids, "members": mongods})
 
     by_way: dict[str, list[dict[str, float]]] = {"direct": [], "mongos": [], "router": []}
     drained(ports)  # fill the servers' caches with the newest entries
@@ -171,12 +171,12 @@ def _loads(cluster: TestCluster, members: Members, options: Options) -> Iterator
     uri = cluster.mongos_uri
     seconds, of_mongos = (4.0, 8.0) if options.quick else (_ROUTER_SECONDS, _MONGOS_SECONDS)
     for load in LOADS:
-        options.say(f"{load.name}: nobody, then mongos")
+        print(f"{load.name}: nobody, then mongos")
         yield _observe(uri, members, nobody, load, seconds)
         yield _observe(uri, members, mongos, load, of_mongos)
     with serve(cluster.configdb, f"--upstream={uri}") as (port, pid):
         for load in LOADS:
-            options.say(f"{load.name}: router")
+            print(f"{load.name}: router")
             way = Way("router", port, pid)
             yield _observe(uri, members, way, load, seconds, settle=3.0)
 
@@ -189,7 +189,7 @@ def _watchers(cluster: TestCluster, members: Members, options: Options) -> Itera
     for clients, distinct in cases:
         with serve(cluster.configdb, f"--upstream={uri}") as (port, pid):
             for way in (mongos, Way("router", port, pid)):
-                options.say(f"{clients} watchers, {'un' * distinct}equal: {way.name}")
+                print(f"{clients} watchers, {'un' * distinct}equal: {way.name}")
                 # The router has no watchers here, so its no-op writes do not make mongos faster.
                 figures = _observe(
                     uri, members, way, WATCHED_LOAD, 10.0,
@@ -206,7 +206,7 @@ def _watchers_of_a_set(
     for clients in WATCHERS_OF_A_SET:
         with serve(servers.host_string, flag="--replicaSet") as (through, pid):
             for way in (Way("the set itself", port), Way("router, --replicaSet", through, pid)):
-                options.say(f"{clients} watchers of a replica set: {way.name}")
+                print(f"{clients} watchers of a replica set: {way.name}")
                 figures = _observe(
                     servers.set_uri, members, way, load, 10.0, clients=clients, settle=2.0
                 )

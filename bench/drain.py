@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ports", type=int, nargs="+", help="one stream on each, in parallel")
     parser.add_argument("--events", type=int, required=True, help="number of events to read")
-    parser.add_argument("--start", help="startAtOperationTime as SECONDS:INCREMENT")
+    parser.add_argument("--start", required=True, help="startAtOperationTime as SECONDS:INCREMENT")
     parser.add_argument("--batch-size", type=int, default=0)
     parser.add_argument("--full-document", help="the fullDocument option")
     parser.add_argument("--namespace", help="DATABASE.COLLECTION; default: the whole cluster")
@@ -78,11 +78,12 @@ class _Stream:
         self._memory = memoryview(bytearray(_LARGEST_REPLY))
         self._socket = socket.create_connection(("127.0.0.1", port))
         database, _, collection = (args.namespace or "admin").partition(".")
-        stage: dict[str, Any] = {} if collection else {"allChangesForCluster": True}
+        start = bson.Timestamp(*map(int, args.start.split(":")))
+        stage: dict[str, Any] = {"startAtOperationTime": start}
+        if not collection:
+            stage["allChangesForCluster"] = True
         if args.full_document:
             stage["fullDocument"] = args.full_document
-        if args.start:
-            stage["startAtOperationTime"] = bson.Timestamp(*map(int, args.start.split(":")))
         pipeline: list[dict[str, Any]] = [{"$changeStream": stage}]
         target: Any = collection or 1
         opening = {"aggregate": target, "pipeline": pipeline, "cursor": {}, "$db": database}

@@ -8,11 +8,10 @@ from typing import Any
 from pymongo import MongoClient
 
 from bench.kernel import cpu_seconds
-from bench.programs import Program, port_of, running
+from bench.programs import Program, port_of, running, serve
 from bench.suite import Column, Options, Table
 from bench.writes import measure_latency, random_pauses, shard_evenly
 from tests.harness.clusters import TestCluster, start_cluster
-from tests.harness.routers import RouterProcess, start_router
 
 SHARDS = 4
 QUIET = 10.0
@@ -95,8 +94,8 @@ def _states(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
     """Watch directly, through the router and through a real mongos, in each state."""
     uri, count, first = cluster.mongos_uri, options.scaled(150, 30), 0
     brief = random_pauses(count, 0.1)
-    with start_router(cluster.configdb, upstream=f"mongodb://{cluster.mongos}/") as router:
-        ways = {"one shard directly": port_of(cluster.shards[BUSY]), "router": str(router.port)}
+    with serve(cluster.configdb, f"--upstream={uri}") as (router, _):
+        ways = {"one shard directly": port_of(cluster.shards[BUSY]), "router": str(router)}
         if cluster.real:
             ways["mongos"] = port_of(cluster.mongos)
         for state, pauses, rate in (
@@ -105,7 +104,7 @@ def _states(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
             *((f"{rate} writes/s on each shard", brief, rate) for rate in BUSY_RATES),
         ):
             for through, port in ways.items():
-                options.say(f"{state}: {through}")
+                print(f"{state}: {through}")
                 with _busy(cluster, rate) if rate else nullcontext():
                     figures = measure_latency(uri, first, pauses, "bench.watchers", port)
                 first += len(pauses)
@@ -123,12 +122,13 @@ def _busy(cluster: TestCluster, rate: int) -> AbstractContextManager[Program]:
 
 def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any) -> dict[str, Any]:
     """Write ``rate`` documents a second through a new router; return latency and costs."""
-    options.say(f"{rate} events/s {parameters or ''}")
-    seconds, mongos = options.scaled(20, 4), f"mongodb://{cluster.mongos}/"
+    print(f"{rate} events/s {parameters or ''}")
+    seconds, flags = options.scaled(20, 4), [f"--upstream={cluster.mongos_uri}"]
+    flags += [f"--setParameter={name}={value}" for name, value in parameters.items()]
     row: dict[str, Any] = {"events": rate, "allowed": parameters.get("noopWritesPerSecond")}
-    with start_router(cluster.configdb, upstream=mongos, set_parameter=parameters) as router:
-        watcher, first = ("bench.watchers", str(router.port)), int(time.time() * 1000)
-        costs = _added_costs(row, cluster, router)
+    with serve(cluster.configdb, *flags) as (port, pid):
+        watcher, first = ("bench.watchers", str(port)), int(time.time() * 1000)
+        costs = _added_costs(row, cluster, port, pid)
         if not rate:
             with running(*watcher), costs:
                 time.sleep(seconds)
@@ -143,31 +143,29 @@ def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any)
 
 
 @contextmanager
-def _added_costs(
-    row: dict[str, Any], cluster: TestCluster, router: RouterProcess
-) -> Iterator[None]:
-    """Add to ``row`` what members and router do and use in a second of the block."""
-    begun, before, used = time.perf_counter(), _members(router.uri), _cpu(cluster, router)
+def _added_costs(row: dict[str, Any], cluster: TestCluster, port: int, pid: int) -> Iterator[None]:
+    """Add to ``row`` what members and the router do and use in a second of the block."""
+    begun, before, used = time.perf_counter(), _members(port), _cpu(cluster, pid)
     yield
     seconds = time.perf_counter() - begun
-    after, used_after = _members(router.uri), _cpu(cluster, router)
+    after, used_after = _members(port), _cpu(cluster, pid)
     for figure, (member, counter) in _COUNTERS.items():
         grown = after.get(member, {}).get(counter, 0) - before.get(member, {}).get(counter, 0)
         row[figure] = grown / seconds
     row |= {name: (used_after[name] - used[name]) / seconds * 1e3 for name in used}
 
 
-def _members(router: str) -> dict[str, Any]:
+def _members(port: int) -> dict[str, Any]:
     """Return the router's counters of its members."""
-    with MongoClient[dict[str, Any]](router) as client:
+    with MongoClient[dict[str, Any]]("127.0.0.1", port) as client:
         status = client.admin.command("serverStatus")
     members: dict[str, Any] = status["mergerouter"]["members"]
     return members
 
 
-def _cpu(cluster: TestCluster, router: RouterProcess) -> dict[str, float]:
+def _cpu(cluster: TestCluster, router: int) -> dict[str, float]:
     """Return the CPU seconds of the router, and of an idle shard that is a process of its own."""
-    costs = {"cpu": cpu_seconds(router.process.pid)}
+    costs = {"cpu": cpu_seconds(router)}
     if cluster.real:
         with cluster.direct(IDLE) as idle:
             costs["idle_cpu"] = cpu_seconds(idle.admin.command("serverStatus")["pid"])

@@ -19,7 +19,6 @@ SIZE = 400
 SHARES = (0, 10, 100)
 """Updates per 100 events; the others are inserts, which need no lookup."""
 _APART = 1_000_000
-
 LOOKUP = ("--full-document", "updateLookup")
 
 COLUMNS = (
@@ -41,7 +40,7 @@ NOTE = (
 
 def run(options: Options) -> list[Table]:
     """Measure real servers; return no tables unless MERGEROUTER_MONGO_BIN names their folder."""
-    if not has_real_servers(options):
+    if not has_real_servers():
         return []
     rows: list[dict[str, Any]] = []
     with start_real_cluster(SHARDS, noop_interval=1) as cluster:
@@ -49,10 +48,10 @@ def run(options: Options) -> list[Table]:
         events = options.scaled(EVENTS, EVENTS // 5)
         start = ""
         for share in SHARES:
-            options.say(f"{share} % updates")
+            print(f"{share} % updates")
             start = _write(cluster, events, share)
             rows += _measure(cluster, "in place", share, events, start, options.runs)
-        options.say("documents moved since")
+        print("documents moved since")
         _swap(cluster)
         rows += _measure(cluster, "moved since", SHARES[-1], events, start, options.runs)
     return [Table("lookups (medians)", COLUMNS, rows, NOTE)]

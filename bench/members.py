@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -26,31 +27,22 @@ class Moment:
     counts: dict[str, dict[str, float]]
 
 
-class Members:
+class Members(ExitStack):
     """The primaries of real servers, by the host strings of their sets.
 
     Leave the context to close the connections.
     """
 
     def __init__(self, hosts: Mapping[str, str]) -> None:
+        super().__init__()
         self._clients: dict[str, MongoClient[dict[str, Any]]] = {}
-        self._pids: dict[str, int] = {}
+        self.pids: dict[str, int] = {}
+        """The process ids of the members."""
         for name, host in hosts.items():
             address = host.partition("/")[2]
-            self._clients[name] = MongoClient(f"mongodb://{address}/?directConnection=true")
-            self._pids[name] = pid_of("mongod", port_of(address))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for client in self._clients.values():
-            client.close()
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the members."""
-        return list(self._pids.values())
+            client = MongoClient[dict[str, Any]](f"mongodb://{address}/?directConnection=true")
+            self._clients[name] = self.enter_context(client)
+            self.pids[name] = pid_of("mongod", port_of(address))
 
     @classmethod
     def of(cls, cluster: TestCluster) -> Self:
@@ -64,7 +56,7 @@ class Members:
             status = client.admin.command("serverStatus")
             newest = max(newest, status["$clusterTime"]["clusterTime"])
             counts[name] = {
-                "cpu": cpu_seconds(self._pids[name]) * 1e3,
+                "cpu": cpu_seconds(self.pids[name]) * 1e3,
                 "get_mores": status["opcounters"]["getmore"],
                 "connections": status["connections"]["current"],
             }

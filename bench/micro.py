@@ -1,11 +1,10 @@
 """Single steps of the router: µs of CPU for an event, without a cluster.
 
-Run: .venv/bin/python -m bench.micro [reply|merge|lookup|tls ...]
+Run: .venv/bin/python -m bench.micro [reply|merge|tls ...]
 
-`reply` splits a shard's reply and builds a client's, `merge` merges batches, `lookup` completes
-events with updateLookup from a replayed find, and `tls` sends and receives frames of events, plain
-and encrypted. Batches are held for a while, as the merge holds them, so that memory is allocated
-and freed as in the router.
+`reply` splits a shard's reply and builds a client's, `merge` merges batches, and `tls` sends and
+receives frames of events, plain and encrypted. Batches are held for a while, as the merge holds
+them, so that memory is allocated and freed as in the router.
 """
 
 import argparse
@@ -14,32 +13,22 @@ import multiprocessing
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any, cast
 
 import bson
 import uvloop
-from bson import ObjectId, Timestamp
-from bson.raw_bson import RawBSONDocument
+from bson import Timestamp
 
 from bench.events import FIRST_SECOND, shard_events, token
 from router.commands.reply_bodies import build_cursor_reply
-from router.limits.memory import Memory
-from router.lookup.completing_reader import CompletingReader
-from router.lookup.pushdown import LookupPlan
-from router.lookup.upstream_reads import UpstreamReads
 from router.request.resume_point import starting_point
 from router.request.stream_request import parse_request
 from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream
-from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import ResumeToken
-from shard_client.cluster_clock import ClusterClock
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
-from shard_client.wire.connection import Connection
 from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import build_msg
@@ -130,70 +119,6 @@ def _batches(shard: int, shards: int, total: int, size: int, each: int) -> list[
     ]
 
 
-class _Replay:
-    """A connection to an upstream that answers each command with ``body``."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-
-    async def command_raw(self, _raw: bytes, *, timeout: float) -> bytes:
-        """Return the reply."""
-        return self._body
-
-
-def lookup(count: int = 1000, pad: int = 400) -> None:
-    """Measure completing events with the documents of one find, for shares of updates."""
-    pipeline = [{"$changeStream": {"fullDocument": "updateLookup"}}]
-    command = {"aggregate": "events", "pipeline": pipeline, "cursor": {}}
-    plan = LookupPlan.of(parse_request("bench", command))
-    assert plan is not None
-    for name, key_of in _KEYS.items():
-        for share in (0, 10, 100):
-            updated = [number % 100 < share for number in range(count)]
-            documents = [{**key_of(number), "pad": "x" * pad, "v": 1} for number in range(count)]
-            events = [
-                bson.encode(
-                    {
-                        "_id": {"_data": token(number)},
-                        "operationType": "update" if updated[number] else "insert",
-                        "clusterTime": _START,
-                        **({} if updated[number] else {"fullDocument": documents[number]}),
-                        "ns": {"db": "bench", "coll": "events"},
-                        "documentKey": key_of(number),
-                    }
-                )
-                for number in range(count)
-            ]
-            pairs = zip(documents, updated, strict=True)
-            found = [RawBSONDocument(bson.encode(each)) for each, is_update in pairs if is_update]
-            cursor = {"firstBatch": found, "id": bson.Int64(0), "ns": "bench.events"}
-            body = bson.encode({"cursor": cursor, "ok": 1.0})
-            us = asyncio.run(_completing(plan, body, events))
-            print(f"lookup {name:18} {share:3} % updates: {us:.2f}")
-
-
-_KEYS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "ObjectId": lambda number: {"_id": ObjectId(f"{number:024x}")},
-    "shard key, number": lambda number: {"s": number % 2, "_id": number},
-}
-
-
-async def _completing(plan: LookupPlan, body: bytes, events: list[bytes]) -> float:
-    @asynccontextmanager
-    async def lend() -> AsyncIterator[Connection]:
-        yield cast("Connection", _Replay(body))
-
-    settings = StreamSettings(first_lookups=len(events), most_lookups=len(events))
-    memory = Memory(1 << 40)
-    completion = CompletingReader(plan, UpstreamReads(lend, ClusterClock(), settings), memory)
-    shortest = float("inf")
-    for _ in range(ROUNDS):
-        begun = time.process_time()
-        await completion.complete(events)
-        shortest = min(shortest, time.process_time() - begun)
-    return shortest / len(events) * 1e6
-
-
 def tls(size: int = 1000) -> None:
     """Measure sending frames of events in one process and receiving them in another."""
     with tempfile.TemporaryDirectory() as folder:
@@ -259,7 +184,7 @@ async def _receiving(port: int, files: TlsFiles | None, frames: int) -> float:
 
 def main() -> None:
     """Measure the steps that the command line names; all of them without a name."""
-    steps = {step.__name__: step for step in (reply, merge, lookup, tls)}
+    steps = {step.__name__: step for step in (reply, merge, tls)}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("steps", nargs="*", metavar="step", help=f"one of {', '.join(steps)}")
     for name in parser.parse_args().steps or steps:

@@ -38,6 +38,7 @@ class Program:
             )
         finally:
             os.sched_setaffinity(0, own)
+        self.pid = self._process.pid
 
     def __enter__(self) -> Self:
         return self
@@ -49,11 +50,6 @@ class Program:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._process.pid
 
     def tell(self, line: str = "") -> None:
         """Send a line: the program's signal to go on or to finish."""
@@ -108,16 +104,18 @@ def flags(**given: Any) -> list[str]:
     return parts
 
 
-def run_json(*arguments: str, timeout: float = _PATIENCE) -> dict[str, Any]:
+def run_json(*arguments: str) -> dict[str, Any]:
     """Run a Python program to its end and return the last JSON object on a line of its output.
 
     Raises:
         CalledProcessError: the program fails.
         RuntimeError: it prints nothing.
-        TimeoutExpired: the program has not ended after ``timeout`` seconds.
+        TimeoutExpired: the program has not ended after ``_PATIENCE`` seconds.
     """
     command = [sys.executable, *arguments]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=timeout, check=True)
+    ended = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=_PATIENCE, check=True
+    )
     objects = [line for line in ended.stdout.splitlines() if line.startswith("{")]
     if not objects:
         raise RuntimeError(f"{' '.join(arguments)} has no result")

@@ -95,7 +95,7 @@ def run(options: Options) -> list[Table]:
         for clients, events, watch in cases
     ]
     tables = [Table("clients that share a stream (medians)", REPLAYED, replayed, REPLAYED_NOTE)]
-    if has_real_servers(options):
+    if has_real_servers():
         with start_real_cluster(REAL_SHARDS, noop_interval=1) as cluster:
             shard_evenly(cluster)
             _spread_collections(cluster)
@@ -108,7 +108,7 @@ def run(options: Options) -> list[Table]:
 
 
 def _replayed(options: Options, clients: int, events: int, watch: str) -> dict[str, Any]:
-    options.say(f"{clients} clients, {watch}, replayed")
+    print(f"{clients} clients, {watch}, replayed")
     with replayed_cluster(SHARDS, events, SIZE) as cluster:
         taken = [_replay(cluster, clients, watch) for _ in range(options.runs)]
     filters = "one each" if watch == "tenant" else ""
@@ -175,7 +175,7 @@ def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
     processes = {"shards": members, "mongos": [pid_of("mongos", mongos)]}
 
     def row(case: Case, way: str, port: str, watchers: int, *pids: int) -> dict[str, Any]:
-        options.say(f"{watchers} watchers of a {case.watch} each: {way}")
+        print(f"{watchers} watchers of a {case.watch} each: {way}")
         counted = {**processes, "router": pids} if pids else processes
         taken = [_measure(cluster, case, port, watchers, counted) for _ in range(options.runs)]
         figures = {"watchers": watchers, **case._asdict(), "way": way}

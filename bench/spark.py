@@ -10,7 +10,6 @@ from bench.replaying_cluster import ReplayedCluster, replayed_cluster
 from bench.suite import Column, Options, Table, has_real_servers, medians, say_row
 from bench.writes import fill, measure_latency, random_pauses, shard_evenly
 from tests.harness.clusters import start_cluster, start_real_cluster
-from tests.harness.routers import start_router
 
 SHARDS, SIZE = 4, 600
 EVENTS, PER_BATCH = 500_000, 50_000
@@ -70,7 +69,7 @@ def run(options: Options) -> list[Table]:
         ),
         _small_batches(options),
     ]
-    if has_real_servers(options):
+    if has_real_servers():
         tables.append(_snapshots(options))
     return [*tables, current_tables.measure(options), table_files.measure(options)]
 
@@ -109,7 +108,7 @@ def _backlog(
             raise RuntimeError(f"{figures['rows']} rows of {cluster.events} events")
         runs.append(figures)
     row = {**case, "into": ", ".join(into) or "Parquet", **medians(runs)}
-    say_row(options, BACKLOG, row)
+    say_row(BACKLOG, row)
     return row
 
 
@@ -118,19 +117,19 @@ def _small_batches(options: Options) -> Table:
     rows, firsts = [], count(1_000_000, 1_000_000)
     with (
         start_cluster(SHARDS) as cluster,
-        start_router(cluster.configdb, upstream=f"mongodb://{cluster.mongos}/") as through,
+        serve(cluster.configdb, f"--upstream={cluster.mongos_uri}") as (port, _),
     ):
         shard_evenly(cluster)
         for trigger in TRIGGERS:
             arguments = ["bench.spark_reads", "latency", "--tables", *TABLES[1]]
-            arguments += ["--uri", through.uri, "--trigger", trigger]
+            arguments += ["--uri", f"mongodb://127.0.0.1:{port}", "--trigger", trigger]
             writes = options.scaled(WRITES, WRITES // 6)
             pauses = random_pauses(writes, PAUSE)
             figures = measure_latency(
                 cluster.mongos_uri, next(firsts), pauses, *arguments, settle=SETTLE
             )
             rows.append({"trigger": trigger, **figures})
-            say_row(options, SMALL_BATCHES, rows[-1])
+            say_row(SMALL_BATCHES, rows[-1])
         servers = "real servers" if cluster.real else "embedded cluster"
     title = f"Small batches into bronze and current, {SHARDS} shards, {servers}"
     note = f"{1 / PAUSE:.0f} inserts a second, until bronze has them."
@@ -150,7 +149,7 @@ def _snapshots(options: Options) -> Table:
                     wanted = flags(uri=uri, form=form, events=documents, tables=tables)
                     figures = run_json("-m", "bench.spark_reads", "snapshot", *wanted)
                     rows.append({"form": form, "into": ", ".join(tables), **figures})
-                    say_row(options, SNAPSHOTS, rows[-1])
+                    say_row(SNAPSHOTS, rows[-1])
     title = f"A snapshot of {documents:,} documents of {SIZE} bytes"
     note = (
         "MongoDB's own servers, two shards. The third snapshot in one JVM, from the first batch to "

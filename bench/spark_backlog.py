@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.events import FIRST_SECOND
@@ -110,7 +110,9 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
 
 def parquet_query(spark: SparkSession, args: argparse.Namespace, folder: Path) -> StreamingQuery:
     """Start a query into Parquet files."""
-    writer = stream(spark, args).writeStream.format("parquet").option("path", str(folder / "table"))
+    frame = spark.readStream.format("mergerouter").options(**options_of(args)).load()
+    frame = to_debezium(frame, "bench") if args.documents == "envelope" else frame
+    writer = frame.writeStream.format("parquet").option("path", str(folder / "table"))
     writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
     return writer.trigger(availableNow=True).start()
 
@@ -123,12 +125,6 @@ def make_job(folder: Path, tables: Sequence[str], options: Mapping[str, str]) ->
     record = JobRecord((), settings, tuple(tables), messages=messages)
     where.begin(record)
     return JobQuery(where, record, uri)
-
-
-def stream(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
-    """Return the stream that the command line describes."""
-    frame = spark.readStream.format("mergerouter").options(**options_of(args)).load()
-    return to_debezium(frame, "bench") if args.documents == "envelope" else frame
 
 
 def options_of(args: argparse.Namespace) -> dict[str, str]:

@@ -6,7 +6,7 @@ A run's tables go to the terminal, and as Markdown to bench/results or build/ben
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,12 +27,10 @@ class Options:
     Args:
         quick: a short run that shows that everything works; its figures are rough.
         runs: how often each figure is taken; the median counts.
-        say: prints a line about the progress of the run.
     """
 
     quick: bool = False
     runs: int = 3
-    say: Callable[[str], None] = print
 
     def scaled(self, full: int, quick: int) -> int:
         """Return ``quick`` in a quick run, else ``full``."""
@@ -63,10 +61,10 @@ class Table:
     note: str = ""
 
 
-def has_real_servers(options: Options) -> bool:
+def has_real_servers() -> bool:
     """Return whether MongoDB's own servers can be started; if not, say that they are left out."""
     if not (is_named := REAL_SERVERS in os.environ):
-        options.say(f"left out: set {REAL_SERVERS} to the folder of mongod and mongos")
+        print(f"left out: set {REAL_SERVERS} to the folder of mongod and mongos")
     return is_named
 
 
@@ -75,9 +73,9 @@ def medians(results: list[dict[str, float]]) -> dict[str, float]:
     return {name: median(result[name] for result in results) for name in results[0]}
 
 
-def say_row(options: Options, columns: Sequence[Column], row: dict[str, Any]) -> None:
+def say_row(columns: Sequence[Column], row: dict[str, Any]) -> None:
     """Print a row of a table while its suite runs."""
-    options.say("; ".join(f"{column.heading} {column.text(row)}" for column in columns))
+    print("; ".join(f"{column.heading} {column.text(row)}" for column in columns))
 
 
 def markdown_lines(table: Table) -> list[str]:
@@ -93,8 +91,8 @@ def markdown_lines(table: Table) -> list[str]:
 def conditions_now(options: Options) -> dict[str, Any]:
     """Return the conditions of a run: machine, versions, commit, load, time and options."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    model = models[0] if models else "unknown processor"
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    model = next(models, "unknown processor")
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     )

@@ -39,7 +39,7 @@ def measure(options: Options) -> Table:
     """Measure one batch on tables of several numbers of files, each in a process of its own."""
     rows = []
     for count in FILES[: options.scaled(len(FILES), 2)]:
-        options.say(f"a current table of {count:,} files")
+        print(f"a current table of {count:,} files")
         with tempfile.TemporaryDirectory() as at:
             document = in_process(make_table, at, count)
             rows.append(in_process(measure_batches, at, document))

@@ -68,7 +68,7 @@ def _merged(
     options: Options, shards: int, size: int, events: int, *arguments: str
 ) -> dict[str, Any]:
     """Drain the same shards directly and through the router; return a row of medians."""
-    options.say(f"{shards} shards, {size}-byte events {' '.join(arguments)}")
+    print(f"{shards} shards, {size}-byte events {' '.join(arguments)}")
     with reserved_core() as core, replayed_cluster(shards, events, size, *arguments) as cluster:
         times = range(options.runs)
         direct = medians([drain(cluster.ports, cluster.events, START) for _ in times])
@@ -82,7 +82,7 @@ def _small_batches(
     options: Options, events: int, most: int | None, batch_size: int | None
 ) -> dict[str, Any]:
     """Drain few events at a time, from each shard or to the client; return a row of medians."""
-    options.say(f"{most or batch_size} events at a time, {'from each shard' if most else 'out'}")
+    print(f"{most or batch_size} events at a time, {'from each shard' if most else 'out'}")
     limit = ("--most", str(most)) if most else ()
     asked = ("--batch-size", str(batch_size)) if batch_size else ()
     with replayed_cluster(SHARDS, events, SIZE, *limit) as cluster:

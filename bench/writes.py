@@ -39,9 +39,8 @@ def shard_evenly(cluster: TestCluster) -> None:
             admin.command("balancerStop")
         admin.command("enableSharding", DATABASE, primaryShard=shards[0])
         admin.command("shardCollection", namespace, key={"s": 1})
-        for number in range(1, len(shards)):
-            admin.command("split", namespace, middle={"s": number})
         for number, shard in enumerate(shards[1:], 1):
+            admin.command("split", namespace, middle={"s": number})
             admin.command("moveChunk", namespace, find={"s": number}, to=shard)
 
 

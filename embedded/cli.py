@@ -46,7 +46,6 @@ def embedded(
     oplog_size: Annotated[
         int, typer.Option(min=10, help="Number of entries that each server's oplog keeps.")
     ] = 200_000,
-    auth: Annotated[bool, typer.Option("--auth", help="Clients have to log in.")] = False,
     key_file: Annotated[
         Path | None,
         typer.Option("--keyFile", help="The members' password; clients have to log in."),
@@ -82,6 +81,7 @@ def embedded(
     from embedded.cluster import EmbeddedCluster
     from embedded.server_version import V6_0, V8_2
     from shard_client.errors import plain_text
+    from shard_client.wire.authentication import read_key_file
     from shard_client.wire.tls import TlsContexts, TlsFiles
 
     _log_as_json()
@@ -96,7 +96,7 @@ def embedded(
                 connections_without_certificates=tls_without_certificates,
             )
             tls = TlsContexts(files)
-        access = AccessControl.of(auth, key_file, tls)
+        key = None if key_file is None else read_key_file(key_file).password
     except OSError as error:
         _refuse(f"cannot use {error.filename}: {error.strerror}" if error.filename else str(error))
     except ValueError as error:
@@ -107,7 +107,7 @@ def embedded(
         server_version=V8_2 if server_version is Version.V8_2 else V6_0,
         noop_interval=noop_interval,
         oplog_size=oplog_size,
-        access=access,
+        access=AccessControl(key, tls),
     )
     try:
         uvloop.run(_run(cluster))

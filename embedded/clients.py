@@ -12,7 +12,7 @@ class Client:
     UUID, a cursor's whole result in one batch, and shared documents that must not be changed. They
     have all rights. ``from_migrate`` marks the oplog entries of the client's writes as part of a
     chunk migration, so that change streams skip them (docs/protocol.md#events). ``account`` is the
-    user that is logged in, ``conversation`` a login in progress (``embedded.access.logins``).
+    user that is logged in, ``login`` a login in progress (``embedded.access.logins``).
     """
 
     connection_id: int = 0
@@ -20,4 +20,4 @@ class Client:
     in_process: bool = False
     from_migrate: bool = False
     account: Any = None
-    conversation: Any = None
+    login: Any = None

@@ -90,12 +90,50 @@ class CursorTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, cursor: OpenCursor, session: bytes | None) -> Int64:
-        """Register a cursor and return its id.
+    async def open(
+        self,
+        cursor: OpenCursor,
+        batch_size: int | None,
+        *,
+        session: bytes | None = None,
+        single: bool = False,
+    ) -> Document:
+        """Return the reply with a cursor's first batch; keep the cursor if it has more documents.
+
+        ``single`` drops the documents after the first batch.
 
         Raises:
-            CommandError: 8 if 10,000 cursors are open.
+            CommandError: 8 if 10,000 cursors are open; the cursor's error.
         """
+        batch = await cursor.next_batch(batch_size, 0.0)
+        number = Int64(0) if batch.is_last or single else self._add(cursor, session)
+        return _reply("firstBatch", cursor, batch, number)
+
+    async def get_more(self, command: Document) -> Document:
+        """Return the reply to a getMore.
+
+        Raises:
+            CommandError: 14 TypeMismatch; see ``next_batch``.
+        """
+        number, wait = command["getMore"], command.get("maxTimeMS", 1000)
+        if not isinstance(number, Int64):
+            raise type_mismatch(
+                "BSON field 'getMore.getMore' is the wrong type, expected type 'long'"
+            )
+        cursor, batch = await self.next_batch(number, command.get("batchSize") or None, wait / 1000)
+        return _reply("nextBatch", cursor, batch, 0 if batch.is_last else number)
+
+    def kill_cursors(self, numbers: list[Any]) -> Document:
+        """Close cursors and return the reply to a killCursors."""
+        killed = [number for number in numbers if self.kill(number)]
+        return {
+            "cursorsKilled": killed,
+            "cursorsNotFound": [number for number in numbers if number not in killed],
+            "cursorsAlive": [],
+            "cursorsUnknown": [],
+        }
+
+    def _add(self, cursor: OpenCursor, session: bytes | None) -> Int64:
         now = asyncio.get_running_loop().time()
         self._expire(now)
         number = self._random.randrange(1 << 32, 1 << 63)
@@ -167,52 +205,6 @@ class CursorTable:
         """Close all cursors."""
         for number in list(self._entries):
             self.kill(number)
-
-
-async def first_reply(
-    table: CursorTable,
-    cursor: OpenCursor,
-    batch_size: int | None,
-    *,
-    session: bytes | None,
-    single: bool,
-) -> Document:
-    """Return the reply with the first batch; register the cursor if there are more documents.
-
-    ``single`` drops the documents after the first batch.
-
-    Raises:
-        CommandError: the cursor's error.
-    """
-    batch = await cursor.next_batch(batch_size, 0.0)
-    number = Int64(0)
-    if not (batch.is_last or single):
-        number = table.add(cursor, session)
-    return _reply("firstBatch", cursor, batch, number)
-
-
-async def next_reply(table: CursorTable, command: Document) -> Document:
-    """Return the reply to a getMore.
-
-    Raises:
-        CommandError: 14 TypeMismatch, 43 CursorNotFound, or the cursor's error.
-    """
-    number, wait = command["getMore"], command.get("maxTimeMS", 1000)
-    if not isinstance(number, Int64):
-        raise type_mismatch("BSON field 'getMore.getMore' is the wrong type, expected type 'long'")
-    cursor, batch = await table.next_batch(number, command.get("batchSize") or None, wait / 1000)
-    return _reply("nextBatch", cursor, batch, 0 if batch.is_last else number)
-
-
-def kill(table: CursorTable, numbers: list[Any]) -> Document:
-    """Close cursors and return the reply to a killCursors."""
-    killed = [number for number in numbers if table.kill(number)]
-    return {
-        "cursorsKilled": killed,
-        "cursorsNotFound": [number for number in numbers if number not in killed],
-        "cursorsAlive": [],
-        "cursorsUnknown": [],
-    }
 
 
 def _reply(name: str, cursor: OpenCursor, batch: Batch, number: int) -> Document:

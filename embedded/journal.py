@@ -15,10 +15,10 @@ from bson.timestamp import Timestamp
 from embedded.images import Images, StoredImages
 from embedded.logical_clock import LogicalClock, as_ordinal
 from embedded.oplog import APPLIED_SEPARATELY, NULL_OP_TIME, Oplog, OplogEntry
-from embedded.storage.bson_values import Document, IdKey, id_key
+from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection, DocumentView
 from embedded.transactions import DocumentLocked, Isolation, Transaction
-from embedded.write_unit import Operation, delete_entry, insert_entry, update_entry
+from embedded.write_unit import Operation
 from shard_client.wire.frames import MAX_DOCUMENT_SIZE
 
 _TERM = 1
@@ -26,20 +26,9 @@ _PART_BYTES = MAX_DOCUMENT_SIZE  # of a transaction, in each of its entries
 
 
 class Journal:
-    """The oplog, the clock that stamps its entries, the images, and transactions' isolation.
+    """The oplog, the clock that stamps its entries, the images, and transactions' isolation."""
 
-    ``shares_inserts`` is whether the documents of an insert share an entry, as from 8.0 on.
-    """
-
-    def __init__(
-        self,
-        clock: LogicalClock,
-        oplog: Oplog,
-        wall: Callable[[], float],
-        *,
-        shares_inserts: bool = False,
-    ) -> None:
-        self.shares_inserts = shares_inserts
+    def __init__(self, clock: LogicalClock, oplog: Oplog, wall: Callable[[], float]) -> None:
         self.clock = clock
         self.oplog = oplog
         self.images = StoredImages()
@@ -103,6 +92,25 @@ class Journal:
             self.images.forget_through(self.oplog.truncated_through)
         self.isolation.note(collection, operation.key, operation.before, as_ordinal(ts))
         operation.apply()
+
+    def insert_together(self, inserts: list[Operation], session_fields: Document) -> bool:
+        """Log and apply inserts, of which as many as fit share an entry, as from 8.0 on.
+
+        Returns False, and does nothing, if one of the documents is there or locked.
+        """
+        if len({each.key for each in inserts}) < len(inserts) or any(
+            each.collection.get(each.key) is not None
+            or self.isolation.holder(each.collection, each.key)
+            for each in inserts
+        ):
+            return False
+        fields = {"op": "c", "ns": "admin.$cmd", "multiOpType": APPLIED_SEPARATELY}
+        following = iter(inserts)
+        for part in _parts([operation.entry for operation in inserts]):
+            at = self.log({**fields, **session_fields, "o": {"applyOps": part}})["ts"]
+            for place, operation in enumerate(islice(following, len(part))):
+                self.apply(operation, at, at, place)
+        return True
 
     # Transactions
 
@@ -194,15 +202,15 @@ def _parts(entries: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 class CommittedWrites:
     """The ``WriteUnit`` outside of transactions: each write takes effect immediately.
 
-    ``session_fields`` (``lsid`` and ``txnNumber``) mark retryable writes in the oplog.
+    ``session_fields``, which may be empty, mark retryable writes in the oplog.
     """
 
     def __init__(
         self,
         journal: Journal,
+        session_fields: Document,
         *,
-        from_migrate: bool = False,
-        session_fields: dict[str, Any] | None = None,
+        from_migrate: bool,
     ) -> None:
         self._journal = journal
         self._from_migrate = from_migrate
@@ -212,75 +220,20 @@ class CommittedWrites:
         """Return the committed state."""
         return collection
 
-    def insert(self, collection: Collection, document: Document, statement: int) -> None:
-        """Insert a document.
+    def write(self, operation: Operation, statement: int = 0) -> None:
+        """Make a change.
 
         Raises:
             CommandError: 11000 DuplicateKey.
             DocumentLocked: a transaction has written the document.
         """
-        key = id_key(document["_id"])
-        self._refuse_locked(collection, key)
-        if collection.get(key) is not None:
-            collection.refuse_duplicate_id(document)
-        entry = insert_entry(collection, document)
-        self._make(Operation(collection, key, None, document, entry), statement)
-
-    def insert_together(self, collection: Collection, documents: list[Document]) -> bool:
-        """Insert several documents with one entry; return False if each needs one of its own."""
-        journal = self._journal
-        if not journal.shares_inserts or self._from_migrate:
-            return False
-        keys, holder = [id_key(each["_id"]) for each in documents], journal.isolation.holder
-        if len(set(keys)) < len(keys) or any(
-            collection.get(key) is not None or holder(collection, key) for key in keys
-        ):
-            return False
-        inserts = [
-            Operation(collection, key, None, document, insert_entry(collection, document))
-            for key, document in zip(keys, documents, strict=True)
-        ]
-        fields = {"op": "c", "ns": "admin.$cmd", "multiOpType": APPLIED_SEPARATELY}
-        fields |= self._session_fields or {}
-        following = iter(inserts)
-        for part in _parts([operation.entry for operation in inserts]):
-            at = journal.log({**fields, "o": {"applyOps": part}})["ts"]
-            for place, operation in enumerate(islice(following, len(part))):
-                journal.apply(operation, at, at, place)
-        return True
-
-    def update(
-        self, collection: Collection, before: Document, after: Document, o: Document, statement: int
-    ) -> None:
-        """Replace ``before`` with ``after``; ``o`` is the entry's change.
-
-        Raises:
-            DocumentLocked: a transaction has written the document.
-        """
-        key = id_key(after["_id"])
-        self._refuse_locked(collection, key)
-        entry = update_entry(collection, before, o)
-        self._make(Operation(collection, key, before, after, entry), statement)
-
-    def delete(self, collection: Collection, before: Document, statement: int) -> None:
-        """Delete a document.
-
-        Raises:
-            DocumentLocked: a transaction has written the document.
-        """
-        key = id_key(before["_id"])
-        self._refuse_locked(collection, key)
-        entry = delete_entry(collection, before)
-        self._make(Operation(collection, key, before, None, entry), statement)
-
-    def _refuse_locked(self, collection: Collection, key: IdKey) -> None:
+        collection, key = operation.collection, operation.key
         holder = self._journal.isolation.holder(collection, key)
         if holder is not None:
             raise DocumentLocked(holder)
-
-    def _make(self, operation: Operation, statement: int) -> None:
+        operation.check_insert(collection)
         fields = operation.entry
-        if self._session_fields is not None:
+        if self._session_fields:
             fields = {**self._session_fields, **fields, "stmtId": statement}
         entry = self._journal.log(fields, from_migrate=self._from_migrate)
         self._journal.apply(operation, entry["ts"], entry["ts"], 0)

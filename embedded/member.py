@@ -16,7 +16,6 @@ from embedded.access.control import AccessControl
 from embedded.cursors import CursorTable
 from embedded.elections import Elections
 from embedded.errors import no_such_transaction, unknown_transaction
-from embedded.images import Images
 from embedded.journal import Journal
 from embedded.logical_clock import LogicalClock
 from embedded.oplog import Oplog, OplogEntry
@@ -26,7 +25,7 @@ from embedded.storage.bson_values import MISSING, Document, id_key, value_at
 from embedded.storage.catalog import Catalog
 from embedded.storage.collection import ID_INDEX, Collection
 from embedded.transactions import Transaction
-from embedded.write_unit import Operation, delete_entry
+from embedded.write_unit import Operation
 
 log = structlog.get_logger()
 
@@ -37,14 +36,11 @@ class Member:
     """The state of a member: clock, oplog, collections, sessions and cursors. No network I/O.
 
     Args:
-        name: for logs, and the set's name unless ``set_name`` is given.
+        name: the replica set's name, and for logs.
         role: the role in the sharded cluster.
-        set_name: the replica set's name.
         server_version: the version of MongoDB that it behaves as.
         oplog_size: the number of entries that the oplog holds.
         noop_interval: seconds without a write after which a no-op is logged; 0 for never.
-        transaction_lifetime: seconds after which an open transaction is aborted.
-        clock: a logical clock to share; by default the member has one of its own.
         wall: the wall clock, in seconds since 1970.
         random: the source of UUIDs and cursor ids.
         access: who may use the server; by default everybody.
@@ -54,31 +50,24 @@ class Member:
         self,
         name: str,
         role: Role = "shardsvr",
-        set_name: str | None = None,
         *,
         server_version: ServerVersion = V6_0,
         oplog_size: int = 200_000,
         noop_interval: float = 10.0,
-        transaction_lifetime: float = 60.0,
-        clock: LogicalClock | None = None,
         wall: Callable[[], float] = time.time,
         random: Random | None = None,
         access: AccessControl | None = None,
     ) -> None:
         self.name = name
         self.role: Role = role
-        self.set_name = set_name or name
         self.server_version = server_version
         self.noop_interval = noop_interval
-        self.transaction_lifetime = transaction_lifetime
         self.wall = wall
         self.address = ("127.0.0.1", 0)
         self._random = random or Random()
-        self.clock = clock or LogicalClock(wall)
+        self.clock = LogicalClock(wall)
         self.oplog = Oplog(oplog_size)
-        self.journal = Journal(
-            self.clock, self.oplog, wall, shares_inserts=server_version.shares_inserts
-        )
+        self.journal = Journal(self.clock, self.oplog, wall)
         self.catalog = Catalog(self.new_uuid)
         self.access = access or AccessControl()
         self.cursors = CursorTable(self._random)
@@ -91,7 +80,7 @@ class Member:
     def host_string(self) -> str:
         """``set/host:port``, as in config.shards."""
         host, port = self.address
-        return f"{self.set_name}/{host}:{port}"
+        return f"{self.name}/{host}:{port}"
 
     @property
     def connections(self) -> int:
@@ -135,8 +124,6 @@ class Member:
         """Return a new object id: the current second, then random bytes."""
         return ObjectId(int(self.wall()).to_bytes(4, "big") + self._random.randbytes(8))
 
-    # Lookups for change streams
-
     def find_one(self, ns: str, uuid: Binary | None, document_key: Document) -> Document | None:
         """Return the current document with this key; None if it or the collection is gone.
 
@@ -150,14 +137,6 @@ class Member:
             return None
         return document
 
-    def images(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Images | None:
-        """Return the document before and after the change that the entry at ``ts`` logged.
-
-        ``apply_ops_index`` is the operation's index in that entry's ``applyOps``. Returns None if
-        no images are stored.
-        """
-        return self.journal.images.get(uuid, ts, apply_ops_index)
-
     # Operations of commands and of the embedded mongos; none of them waits
 
     def append_noop(
@@ -167,7 +146,6 @@ class Member:
         ns: str = "",
         uuid: Binary | None = None,
         o2: Document | None = None,
-        from_migrate: bool = False,
     ) -> OplogEntry:
         """Log a no-op: a message or, with ``o2``, an entry that change streams show as an event."""
         fields: dict[str, Any] = {"op": "n", "ns": ns}
@@ -176,7 +154,7 @@ class Member:
         fields["o"] = o
         if o2 is not None:
             fields["o2"] = o2
-        return self.journal.log(fields, from_migrate=from_migrate)
+        return self.journal.log(fields)
 
     def create_collection(
         self,
@@ -217,11 +195,10 @@ class Member:
             CommandError: 26 NamespaceNotFound.
         """
         collection = self.catalog.require(ns)
-        key = id_key(_id)
-        before = collection.get(key)
+        before = collection.get(id_key(_id))
         if before is None:
             return
-        operation = Operation(collection, key, before, None, delete_entry(collection, before))
+        operation = Operation(collection, before, None)
         o = {"applyOps": [operation.entry]}
         entry = self.journal.log_command(collection.database, o)
         self.journal.apply(operation, entry["ts"], entry["ts"], 0)

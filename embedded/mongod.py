@@ -24,7 +24,7 @@ class Mongod(Member):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._server = Server(self, self.access.tls)
+        self._server = Server(self.run_command, self.access.tls)
         self._noops: asyncio.Task[None] | None = None
         self._answers = asyncio.Event()
         self._answers.set()

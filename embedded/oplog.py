@@ -14,6 +14,8 @@ from embedded.errors import object_too_large
 from embedded.logical_clock import as_ordinal, as_timestamp
 from shard_client.wire.frames import MAX_REPLY_DOCUMENT_SIZE
 
+_MAX_BYTES = 256 * 1024 * 1024
+
 APPLIED_SEPARATELY = 1
 """``multiOpType`` of operations in one entry that are no transaction."""
 
@@ -76,12 +78,11 @@ class Oplog:
 
     Change streams use ``since`` and ``wait_beyond``, and ``truncated_through`` to check that their
     starting point is still covered. The oplog may hold up to an eighth more than ``max_entries``
-    entries or ``max_bytes`` bytes of BSON, so that it rarely drops entries.
+    entries or ``_MAX_BYTES`` bytes of BSON, so that it rarely drops entries.
     """
 
-    def __init__(self, max_entries: int = 200_000, max_bytes: int = 256 * 1024 * 1024) -> None:
+    def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
-        self._max_bytes = max_bytes
         self._bytes = 0
         self._sizes: list[int] = []
         self._entries: list[OplogEntry] = []
@@ -127,7 +128,7 @@ class Oplog:
         self._bytes += size
         if (
             len(self._entries) > self._max_entries + self._max_entries // 8
-            or self._bytes > self._max_bytes + self._max_bytes // 8
+            or self._bytes > _MAX_BYTES + _MAX_BYTES // 8
         ):
             self._truncate()
         if self._grown is not None:
@@ -139,7 +140,7 @@ class Oplog:
         """Drop the oldest entries until both limits hold; always keep the newest entry."""
         count = max(0, len(self._entries) - self._max_entries)
         remaining = self._bytes - sum(self._sizes[:count])
-        while remaining > self._max_bytes and count < len(self._entries) - 1:
+        while remaining > _MAX_BYTES and count < len(self._entries) - 1:
             remaining -= self._sizes[count]
             count += 1
         if not count:
@@ -150,12 +151,12 @@ class Oplog:
         del self._ordinals[:count]
         del self._sizes[:count]
 
-    def since(self, ts: Timestamp, *, inclusive: bool = False) -> Iterator[OplogEntry]:
-        """Yield the entries after ``ts`` (``inclusive``: from ``ts`` on), also later ones.
+    def since(self, ts: Timestamp) -> Iterator[OplogEntry]:
+        """Yield the entries after ``ts``, also later ones.
 
         The iterator stays valid while entries are appended or dropped.
         """
-        position = as_ordinal(ts) - (1 if inclusive else 0)
+        position = as_ordinal(ts)
         index = bisect_right(self._ordinals, position)
         while index < len(self._entries):
             if self._ordinals[index] <= position or (

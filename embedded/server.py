@@ -4,8 +4,9 @@ Source: docs/protocol.md#wire-protocol (frames, streaming hello).
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import Protocol, cast
+from typing import cast
 
 import structlog
 from bson.errors import InvalidDocument
@@ -39,27 +40,23 @@ _MAX_WAITING_BYTES = 48_000_000
 _HELLOS = frozenset({"hello", "isMaster", "ismaster"})
 
 
-class CommandHandler(Protocol):
-    """The handler of a ``Server``'s commands: an embedded mongod or mongos."""
+RunCommand = Callable[[str, Document, Client], Awaitable[Document]]
+"""Runs a command on a database and returns its complete reply; errors become ``ok: 0``.
 
-    async def run_command(self, database: str, command: Document, client: Client) -> Document:
-        """Run one command and return its complete reply; errors become ``ok: 0``.
-
-        The server cancels the call when the client's connection ends. A ``hello`` with
-        ``topologyVersion`` and ``maxAwaitTimeMS`` waits here; the server repeats it if the client
-        allows exhaust.
-        """
+The server cancels the call when the client's connection ends. A ``hello`` with ``topologyVersion``
+and ``maxAwaitTimeMS`` waits here; the server repeats it if the client allows exhaust.
+"""
 
 
 class Server:
-    """Listens on one port of 127.0.0.1 and serves ``handler`` to every connection.
+    """Listens on one port of 127.0.0.1 and runs the commands of every connection.
 
     Each connection runs its commands one after the other in its own task. A protocol error closes
     only the connection on which it occurs. With ``tls``, every connection uses TLS.
     """
 
-    def __init__(self, handler: CommandHandler, tls: TlsContexts | None = None) -> None:
-        self._handler = handler
+    def __init__(self, run_command: RunCommand, tls: TlsContexts | None = None) -> None:
+        self._run_command = run_command
         self._tls = tls
         self._listening: asyncio.Server | None = None
         self._address: tuple[str, int] | None = None
@@ -105,16 +102,16 @@ class Server:
         return len(self._open)
 
     def _accept(self) -> "_Connection":
-        return _Connection(self._handler, next(self._numbers), self._open)
+        return _Connection(self._run_command, next(self._numbers), self._open)
 
 
 class _Connection(asyncio.Protocol):
     """Splits one client's bytes into frames, runs them in order and sends the replies."""
 
     def __init__(
-        self, handler: CommandHandler, number: int, connections: "dict[_Connection, None]"
+        self, run_command: RunCommand, number: int, connections: "dict[_Connection, None]"
     ) -> None:
-        self._handler = handler
+        self._run_command = run_command
         self._client = Client(connection_id=number)
         self._connections = connections
         self._transport: asyncio.Transport | None = None
@@ -219,7 +216,7 @@ class _Connection(asyncio.Protocol):
             )
             reply = error.to_reply()
         else:
-            reply = await self._handler.run_command(database, command, self._client)
+            reply = await self._run_command(database, command, self._client)
         await self._write(
             build_op_reply(
                 encode(reply), request_id=next(self._request_ids), response_to=message.request_id
@@ -268,7 +265,7 @@ class _Connection(asyncio.Protocol):
 
     async def _run(self, database: str, command: Document) -> Document:
         try:
-            return await self._handler.run_command(database, command, self._client)
+            return await self._run_command(database, command, self._client)
         except Exception as error:
             # A bug in a command must not end this connection or others.
             log.exception("command failed", command=next(iter(command)), peer=self._client.peer)

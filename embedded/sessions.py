@@ -6,9 +6,9 @@ from hashlib import sha256
 from typing import Any
 
 from embedded.errors import type_mismatch
-from embedded.storage.bson_values import Document
 from embedded.transactions import Transaction
 
+_MOST_SESSIONS = 10_000
 _NOBODY = sha256(b"").digest()
 """The ``uid`` of sessions without authentication."""
 
@@ -20,7 +20,6 @@ class Session:
         self.lsid = lsid
         self.txn_number = -1
         self.statements: dict[int, Any] = {}
-        self.reply: Document | None = None
         self.transaction: Transaction | None = None
 
     def advance_to(self, txn_number: int) -> None:
@@ -28,15 +27,13 @@ class Session:
         if txn_number > self.txn_number:
             self.txn_number = txn_number
             self.statements = {}
-            self.reply = None
             self.transaction = None
 
 
 class SessionTable:
-    """Sessions by id and user; above ``limit`` the least recently used session is dropped."""
+    """Sessions by id and user; above 10,000 the least recently used session is dropped."""
 
-    def __init__(self, limit: int = 10_000) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
 
     def get(self, lsid: dict[str, Any]) -> Session:
@@ -45,7 +42,7 @@ class SessionTable:
         session = self._sessions.get(key)
         if session is None:
             session = self._sessions[key] = Session(full_lsid(lsid))
-            if len(self._sessions) > self._limit:
+            if len(self._sessions) > _MOST_SESSIONS:
                 self._drop_oldest()
         else:
             self._sessions.move_to_end(key)

@@ -13,7 +13,10 @@ from embedded.errors import write_conflict
 from embedded.oplog import OplogEntry
 from embedded.storage.bson_values import MISSING, Document, IdKey, id_key
 from embedded.storage.collection import Collection, DocumentView
-from embedded.write_unit import Operation, delete_entry, insert_entry, update_entry
+from embedded.write_unit import Operation
+
+LIFETIME_SECONDS = 60.0
+"""Seconds after which an open transaction is aborted."""
 
 State = Literal["in progress", "prepared", "committed", "aborted"]
 Change = tuple[int, IdKey, Document | None]
@@ -129,54 +132,17 @@ class Transaction:
             self._written.get(collection.uuid, {}),
         )
 
-    def insert(self, collection: Collection, document: Document, _statement: int) -> None:
-        """Insert a document.
+    def write(self, operation: Operation, _statement: int = 0) -> None:
+        """Add a change.
 
         Raises:
             CommandError: 11000 DuplicateKey or 112 WriteConflict.
         """
-        key = id_key(document["_id"])
-        if self.view(collection).get(key) is not None:
-            collection.refuse_duplicate_id(document)
+        collection, key = operation.collection, operation.key
+        operation.check_insert(self.view(collection))
         self._isolation.lock(collection, key, self)
-        self._add(Operation(collection, key, None, document, insert_entry(collection, document)))
-
-    def insert_together(self, _collection: Collection, _documents: list[Document]) -> bool:
-        """Return False: a transaction's operations share an entry anyway."""
-        return False
-
-    def update(
-        self,
-        collection: Collection,
-        before: Document,
-        after: Document,
-        o: Document,
-        _statement: int,
-    ) -> None:
-        """Replace ``before`` with ``after``; ``o`` is the entry's change.
-
-        Raises:
-            CommandError: 112 WriteConflict.
-        """
-        key = id_key(after["_id"])
-        self._isolation.lock(collection, key, self)
-        entry = update_entry(collection, before, o)
-        self._add(Operation(collection, key, before, after, entry))
-
-    def delete(self, collection: Collection, before: Document, _statement: int) -> None:
-        """Delete a document.
-
-        Raises:
-            CommandError: 112 WriteConflict.
-        """
-        key = id_key(before["_id"])
-        self._isolation.lock(collection, key, self)
-        self._add(Operation(collection, key, before, None, delete_entry(collection, before)))
-
-    def _add(self, operation: Operation) -> None:
         self.operations.append(operation)
-        written = self._written.setdefault(operation.collection.uuid, {})
-        written[operation.key] = operation.after
+        self._written.setdefault(collection.uuid, {})[key] = operation.after
 
 
 class _Snapshot:

@@ -1,37 +1,18 @@
-"""Writes as oplog operations, applied immediately or collected by a transaction."""
+"""Changes of documents as oplog operations, and the units that they are written to."""
 
 from typing import Any, Protocol
 
-from embedded.storage.bson_values import Document, IdKey
+from embedded.errors import duplicate_key
+from embedded.storage.bson_values import Document, id_key
 from embedded.storage.collection import Collection, DocumentView
-
-
-class WriteUnit(Protocol):
-    """The target of a write command: the committed state, or a transaction."""
-
-    def view(self, collection: Collection) -> DocumentView:
-        """Return the documents that reads in this unit see."""
-
-    def insert(self, collection: Collection, document: Document, statement: int) -> None:
-        """Insert a document; ``statement`` is the statement's number within its command."""
-
-    def insert_together(self, collection: Collection, documents: list[Document]) -> bool:
-        """Insert several documents with one oplog entry; return False if it is not possible."""
-
-    def update(
-        self, collection: Collection, before: Document, after: Document, o: Document, statement: int
-    ) -> None:
-        """Replace ``before`` with ``after``; ``o`` is the change in the oplog entry."""
-
-    def delete(self, collection: Collection, before: Document, statement: int) -> None:
-        """Delete a document; ``before`` is its current state."""
 
 
 class Operation:
     """The change of one document, with its oplog entry.
 
-    ``key`` is the document's key in the collection. ``before`` and ``after`` are its states; None
-    means that it does not exist.
+    ``before`` and ``after`` are its states; None means that it does not exist. ``key`` is its key
+    in the collection. ``entry`` has the entry's fields without time and session; ``o`` is an
+    update's change there.
     """
 
     __slots__ = ("after", "before", "collection", "entry", "key")
@@ -39,16 +20,28 @@ class Operation:
     def __init__(
         self,
         collection: Collection,
-        key: IdKey,
         before: Document | None,
         after: Document | None,
-        entry: dict[str, Any],
+        o: Document | None = None,
     ) -> None:
+        present: Any = after if before is None else before
         self.collection = collection
-        self.key = key
         self.before = before
         self.after = after
-        self.entry = entry
+        self.key = id_key(present["_id"])
+        self.entry: dict[str, Any] = {"op": "u", "ns": collection.ns, "ui": collection.uuid}
+        document_key = collection.document_key(present)
+        if before is None:
+            self.entry |= {"op": "i", "o": after, "o2": document_key}
+        elif after is None:
+            self.entry |= {"op": "d", "o": document_key}
+        else:
+            self.entry |= {"o": o, "o2": document_key}
+
+    def check_insert(self, view: DocumentView) -> None:
+        """Raise CommandError 11000 DuplicateKey for an insert of a document that the view has."""
+        if self.before is None and view.get(self.key) is not None:
+            raise duplicate_key(self.collection.ns, self.entry["o"]["_id"])
 
     def apply(self) -> None:
         """Apply the change to the collection."""
@@ -58,33 +51,16 @@ class Operation:
             self.collection.put(self.after)
 
 
-def insert_entry(collection: Collection, document: Document) -> dict[str, Any]:
-    """Return the ``i`` entry's fields, without time and session."""
-    return {
-        "op": "i",
-        "ns": f"{collection.database}.{collection.name}",
-        "ui": collection.uuid,
-        "o": document,
-        "o2": collection.document_key(document),
-    }
+class WriteUnit(Protocol):
+    """The target of a write command: the committed state, or a transaction."""
 
+    def view(self, collection: Collection) -> DocumentView:
+        """Return the documents that reads in this unit see."""
 
-def update_entry(collection: Collection, before: Document, o: Document) -> dict[str, Any]:
-    """Return the ``u`` entry's fields, without time and session."""
-    return {
-        "op": "u",
-        "ns": f"{collection.database}.{collection.name}",
-        "ui": collection.uuid,
-        "o": o,
-        "o2": collection.document_key(before),
-    }
+    def write(self, operation: Operation, statement: int = 0) -> None:
+        """Make a change; ``statement`` is the statement's number within its command.
 
-
-def delete_entry(collection: Collection, before: Document) -> dict[str, Any]:
-    """Return the ``d`` entry's fields, without time and session."""
-    return {
-        "op": "d",
-        "ns": f"{collection.database}.{collection.name}",
-        "ui": collection.uuid,
-        "o": collection.document_key(before),
-    }
+        Raises:
+            CommandError: 11000 DuplicateKey; in a transaction 112 WriteConflict.
+            DocumentLocked: outside of transactions, if one has written the document.
+        """

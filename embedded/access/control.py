@@ -2,23 +2,19 @@
 
 import hmac
 import secrets
-from pathlib import Path
-from typing import Self
 
 import structlog
 from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from embedded.access.logins import Logins
 from embedded.access.roles import WITHOUT_LOGIN, may_run
-from embedded.access.users import SERVERS, Users
+from embedded.access.users import SERVERS, Account, Users
 from embedded.clients import Client
 from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import as_ordinal
 from embedded.storage.bson_values import Document
 from embedded.storage.shell_text import bson_text
-from shard_client.wire.authentication import read_key_file
 from shard_client.wire.tls import TlsContexts
 
 log = structlog.get_logger()
@@ -34,35 +30,22 @@ class AccessControl:
     """The access to the servers of one cluster; by default it is open to all.
 
     Args:
-        authorization: whether clients have to log in; a key implies it.
-        key: the password of the servers themselves, the content of a key file.
+        key: the password of the servers themselves, the content of a key file. With one, clients
+            have to log in.
         tls: the contexts of TLS, which all connections then use.
     """
 
-    def __init__(
-        self,
-        *,
-        authorization: bool = False,
-        key: str | None = None,
-        tls: TlsContexts | None = None,
-    ) -> None:
+    def __init__(self, key: str | None = None, tls: TlsContexts | None = None) -> None:
         self.users = Users(key)
-        self.logins = Logins(self.users)
-        self.enforced = authorization or key is not None
+        self.enforced = key is not None
         self.tls = tls
         self._secret = secrets.token_bytes(20)
         self._key_id = secrets.randbits(62) | 1
 
-    @classmethod
-    def of(cls, authorization: bool, key_file: Path | None, tls: TlsContexts | None) -> Self:
-        """Return the access to a new cluster; of several keys in the file, servers use the first.
-
-        Raises:
-            ValueError: the file is not a key file that only its owner can read.
-            OSError: the file cannot be read.
-        """
-        key = None if key_file is None else read_key_file(key_file).password
-        return cls(authorization=authorization, key=key, tls=tls)
+    def account(self, client: Client) -> Account | None:
+        """Return the account of the user that is logged in; None if none is, or it was dropped."""
+        account: Account | None = client.account
+        return account if account and self.users.get(account.name) is account else None
 
     def check(self, name: str, database: str, command: Document, client: Client) -> None:
         """Check that a client may run a command. The first user may be created by anybody.
@@ -72,7 +55,7 @@ class AccessControl:
         """
         if not self.enforced or client.in_process or name in WITHOUT_LOGIN:
             return
-        account = self.logins.account(client)
+        account = self.account(client)
         if account is None:
             if name == "createUser" and not self.users.exist:
                 return
@@ -96,7 +79,7 @@ class AccessControl:
 
         It is signed, except for servers and on open clusters.
         """
-        account = self.logins.account(client)
+        account = self.account(client)
         if not self.enforced or (account is not None and account.name == SERVERS):
             return {"clusterTime": time, "signature": _UNSIGNED}
         message = (as_ordinal(time) | _RANGE).to_bytes(8, "little")

@@ -30,8 +30,8 @@ _MANAGE = frozenset(
     }
 )  # fmt: skip
 _ON_DATABASES = {
-    **dict.fromkeys(("find", "count", "distinct", "aggregate", "explain"), "find"),
-    **dict.fromkeys(("update", "findAndModify", "findandmodify"), "update"),
+    **dict.fromkeys(("find", "count", "aggregate", "explain"), "find"),
+    "update": "update",
     "insert": "insert",
     "delete": "remove",
     "create": "createCollection",

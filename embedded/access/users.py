@@ -5,12 +5,15 @@ from typing import Any, NamedTuple
 
 from bson.binary import Binary
 from bson.objectid import ObjectId
+from scramp import ScramMechanism
 
 from embedded.access.roles import EVERYTHING, Grant, grants_of
-from embedded.access.scram import StoredPassword
 from embedded.errors import CommandError, ErrorCode
 from embedded.storage.bson_values import Document
 from shard_client.wire.authentication import MECHANISM, MEMBER, MEMBER_SOURCE
+
+StoredPassword = tuple[bytes, bytes, bytes, int]
+"""What a server stores instead of a password: salt, stored key, server key and iterations."""
 
 
 class UserName(NamedTuple):
@@ -67,8 +70,8 @@ class Users:
         self._accounts: dict[UserName, Account] = {}
         if key is not None:
             roles = [{"role": MEMBER, "db": MEMBER_SOURCE}]
-            id_, password = Binary(bytes(16), 4), StoredPassword.of(key)
-            self._accounts[SERVERS] = Account(SERVERS, id_, password, roles, EVERYTHING)
+            id_ = Binary(bytes(16), 4)
+            self._accounts[SERVERS] = Account(SERVERS, id_, _stored(key), roles, EVERYTHING)
 
     @property
     def exist(self) -> bool:
@@ -91,8 +94,7 @@ class Users:
         """
         if name in self._accounts:
             raise CommandError(51003, f'User "{name}" already exists')
-        stored = StoredPassword.of(password)
-        self._accounts[name] = Account(name, id_, stored, roles, grants_of(roles))
+        self._accounts[name] = Account(name, id_, _stored(password), roles, grants_of(roles))
         self.generation = ObjectId()
 
     def drop(self, name: UserName) -> None:
@@ -104,3 +106,8 @@ class Users:
         if self._accounts.pop(name, None) is None:
             raise CommandError(ErrorCode.UserNotFound, f"User '{name}' not found")
         self.generation = ObjectId()
+
+
+def _stored(password: str) -> StoredPassword:
+    stored: StoredPassword = ScramMechanism(MECHANISM).make_auth_info(password)
+    return stored

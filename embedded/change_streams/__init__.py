@@ -6,19 +6,3 @@
 ``update_description``), looks documents up (``image_lookup``) and runs the client's stages
 (``user_stages``, ``splitting``).
 """
-
-from embedded.change_streams.cursor import (
-    ChangeStreamCursor,
-    first_batch_size,
-    is_change_stream,
-    open_change_stream,
-)
-from embedded.change_streams.user_stages import UserStages
-
-__all__ = [
-    "ChangeStreamCursor",
-    "UserStages",
-    "first_batch_size",
-    "is_change_stream",
-    "open_change_stream",
-]

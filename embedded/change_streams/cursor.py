@@ -7,12 +7,12 @@ from typing import Any, Final
 from bson.raw_bson import RawBSONDocument
 
 from embedded.change_streams.request import StreamRequest, parse_request
-from embedded.change_streams.source import StreamSource
 from embedded.change_streams.stream import ChangeStream
 from embedded.change_streams.user_stages import SPLIT, UserStages
 from embedded.cursors import FIRST_BATCH, MAX_BATCH_BYTES, Batch
 from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import as_ordinal, as_timestamp
+from embedded.member import Member
 from shard_client.bson.resume_token import ResumeToken
 
 _ENTRIES_AT_A_TIME: Final = 256
@@ -27,8 +27,8 @@ class ChangeStreamCursor:
     Call ``next_batch`` from one task at a time; it ends early if that task is cancelled.
     """
 
-    def __init__(self, source: StreamSource, request: StreamRequest, stream: ChangeStream) -> None:
-        self._source = source
+    def __init__(self, member: Member, request: StreamRequest, stream: ChangeStream) -> None:
+        self._member = member
         self._stream = stream
         self._first = True
         self._held_back: tuple[RawBSONDocument, dict[str, Any]] | None = None
@@ -107,7 +107,7 @@ class ChangeStreamCursor:
     async def _wait(self, deadline: float) -> bool:
         """Wait for the oplog to grow; return whether it grew before ``deadline``."""
         seconds = deadline - asyncio.get_running_loop().time()
-        return seconds > 0 and await self._source.oplog.wait_beyond(self._stream.scanned, seconds)
+        return seconds > 0 and await self._member.oplog.wait_beyond(self._stream.scanned, seconds)
 
 
 def _batch(
@@ -127,7 +127,7 @@ def is_change_stream(command: Mapping[str, Any]) -> bool:
 
 
 def open_change_stream(
-    source: StreamSource, database: str, command: Mapping[str, Any]
+    member: Member, database: str, command: Mapping[str, Any]
 ) -> ChangeStreamCursor:
     """Open the cursor of an aggregate command for which ``is_change_stream`` is true.
 
@@ -139,25 +139,25 @@ def open_change_stream(
     target = command.get("aggregate")
     collection = target if isinstance(target, str) else None
     pipeline = command["pipeline"]
-    if collection is not None and source.catalog.view(f"{database}.{collection}") is not None:
+    if collection is not None and member.catalog.view(f"{database}.{collection}") is not None:
         raise CommandError(
             ErrorCode.CommandNotSupportedOnView,
             f"Namespace {database}.{collection} is a view, not a collection",
         )
-    version = 2 if SPLIT in pipeline[-1] else source.server_version.token_version
+    version = 2 if SPLIT in pipeline[-1] else member.server_version.token_version
     request = parse_request(
-        database, collection, pipeline[0], version, source.server_version.stream_options
+        database, collection, pipeline[0], version, member.server_version.stream_options
     )
     start = request.token
     if start is None:
-        start = ResumeToken.high_water_mark(_after_last(source), version)
+        start = ResumeToken.high_water_mark(_after_last(member), version)
     stages = UserStages.of(pipeline[1:], command)
-    stream = ChangeStream(source, request, stages, start, version)
-    return ChangeStreamCursor(source, request, stream)
+    stream = ChangeStream(member, request, stages, start, version)
+    return ChangeStreamCursor(member, request, stream)
 
 
-def _after_last(source: StreamSource) -> Any:
-    last = source.oplog.last_ts
+def _after_last(member: Member) -> Any:
+    last = member.oplog.last_ts
     return as_timestamp(1 if last is None else as_ordinal(last) + 1)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import bson
 
 from embedded.change_streams.logged_operations import LoggedOperation
-from embedded.change_streams.oplog_filter import NOOP_EVENTS
+from embedded.change_streams.oplog_filter import NOOP_EVENTS, split_ns
 from embedded.change_streams.request import StreamRequest
 from embedded.change_streams.tokens import event_token
 from embedded.change_streams.update_description import describe_update
@@ -143,7 +143,7 @@ class EventMaker:
             raise CommandError(error.code, str(error), code_name="NotImplemented") from None
 
     def _draft(self, entry: Mapping[str, Any]) -> _Draft:
-        database, _, collection = entry["ns"].partition(".")
+        database, collection = split_ns(entry["ns"])
         kind = entry["op"]
         if kind == "c":
             return _of_command(database, entry)
@@ -237,15 +237,10 @@ def _state_before(before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_rename(command: Mapping[str, Any]) -> _Draft:
-    to = _namespace(*_split(command["to"]))
+    to = _namespace(*split_ns(command["to"]))
     description = _without(command, "renameCollection", "stayTemp") | {"to": to}
-    database, collection = _split(command["renameCollection"])
+    database, collection = split_ns(command["renameCollection"])
     return _Draft("rename", database, collection, description=description, to=to)
-
-
-def _split(ns: str) -> tuple[str, str]:
-    database, _, collection = ns.partition(".")
-    return database, collection
 
 
 def _of_noop(database: str, collection: str, what: Mapping[str, Any]) -> _Draft:
@@ -259,7 +254,7 @@ def _of_noop(database: str, collection: str, what: Mapping[str, Any]) -> _Draft:
 
 def _of_view(kind: str, view: Mapping[str, Any]) -> _Draft:
     """Return the DDL event of a change to a view, which is a document of ``system.views``."""
-    database, collection = _split(view["_id"])
+    database, collection = split_ns(view["_id"])
     description = None if kind == "d" else _without(view, "_id")
     operation_type = {"i": "create", "u": "modify", "d": "drop"}[kind]
     draft = _Draft(operation_type, database, collection, description=description, from_view=True)

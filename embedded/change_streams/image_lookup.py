@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from embedded.change_streams.events import ChangeEvent
 from embedded.change_streams.request import StreamRequest
-from embedded.change_streams.source import StreamSource
 from embedded.errors import CommandError, ErrorCode
 from embedded.images import Images
+from embedded.member import Member
 from embedded.storage.shell_text import document_text
 
 _WITH_PRE_IMAGE: Final = frozenset({"update", "replace", "delete"})
@@ -21,12 +21,12 @@ class ImageLookup:
     client sets matchCollectionUUIDForUpdateLookup.
     """
 
-    def __init__(self, source: StreamSource, request: StreamRequest) -> None:
-        self._source = source
+    def __init__(self, member: Member, request: StreamRequest) -> None:
+        self._member = member
         self._before = request.before_change
         self._after = request.full_document
         self._same_collection = (
-            source.server_version.looks_up_by_uuid
+            member.server_version.looks_up_by_uuid
             or "matchCollectionUUIDForUpdateLookup" in request.flags
         )
         self.needed = self._before != "off" or self._after != "default"
@@ -40,7 +40,7 @@ class ImageLookup:
         kind, operation = event.operation_type, event.operation
         stored: Images | None = None
         if kind in _WITH_PRE_IMAGE and "ui" in operation.entry:
-            stored = self._source.images(
+            stored = self._member.journal.images.get(
                 operation.entry["ui"], operation.image_ts, operation.image_index
             )
         if self._before != "off" and kind in _WITH_PRE_IMAGE:
@@ -65,10 +65,10 @@ class ImageLookup:
     def _looked_up(self, event: ChangeEvent) -> dict[str, Any] | None:
         entry = event.operation.entry
         ns, uuid = entry["ns"], entry.get("ui")
-        present = None if self._same_collection else self._source.catalog.get(ns)
+        present = None if self._same_collection else self._member.catalog.get(ns)
         if present is not None:
             uuid = present.uuid
-        return self._source.find_one(ns, uuid, dict(entry["o2"]))
+        return self._member.find_one(ns, uuid, dict(entry["o2"]))
 
 
 def _not_found(message: str, event: Mapping[str, Any]) -> CommandError:

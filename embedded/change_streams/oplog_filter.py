@@ -25,18 +25,17 @@ class OplogFilter:
 
     def __init__(self, request: StreamRequest) -> None:
         self._request = request
-        self._migrations = "showMigrationEvents" in request.flags
 
     def accepts(self, entry: Mapping[str, Any]) -> bool:
         """Return whether an entry of the oplog or a transaction becomes an event of the stream."""
-        if entry.get("fromMigrate") and not self._migrations:
+        if entry.get("fromMigrate"):
             return False
         kind = entry["op"]
         if kind == "c":
             return self._command(entry["ns"], entry["o"])
         if kind == "n":
             return self._noop(entry)
-        database, _, collection = entry["ns"].partition(".")
+        database, collection = split_ns(entry["ns"])
         return self._collection(database, collection) or self._view(database, collection)
 
     def _database(self, database: str) -> bool:
@@ -68,7 +67,7 @@ class OplogFilter:
             return self._request.collection is None
         if name == "renameCollection":
             return any(
-                self._collection(*_split(command[side])) for side in ("renameCollection", "to")
+                self._collection(*split_ns(command[side])) for side in ("renameCollection", "to")
             )
         if name == "drop" or (name in _EXPANDED_COMMANDS and self._request.expanded):
             return self._collection(database, command[name])
@@ -78,9 +77,11 @@ class OplogFilter:
         what = entry.get("o2")
         if not what or not self._request.expanded:
             return False
-        return any(name in what for name in NOOP_EVENTS) and self._collection(*_split(entry["ns"]))
+        is_event = any(name in what for name in NOOP_EVENTS)
+        return is_event and self._collection(*split_ns(entry["ns"]))
 
 
-def _split(ns: str) -> tuple[str, str]:
+def split_ns(ns: str) -> tuple[str, str]:
+    """Return the database and the collection of a namespace."""
     database, _, collection = ns.partition(".")
     return database, collection

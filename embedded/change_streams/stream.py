@@ -11,11 +11,11 @@ from embedded.change_streams.image_lookup import ImageLookup
 from embedded.change_streams.logged_operations import operations
 from embedded.change_streams.oplog_filter import OplogFilter
 from embedded.change_streams.request import StreamRequest
-from embedded.change_streams.source import StreamSource
 from embedded.change_streams.splitting import MAX_INTERNAL_SIZE, Splitter
 from embedded.change_streams.user_stages import UserStages
 from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import as_ordinal, as_timestamp
+from embedded.member import Member
 from embedded.storage.shell_text import bson_text, document_text
 from shard_client.bson.resume_token import ResumeToken
 
@@ -79,7 +79,7 @@ class ChangeStream:
     docs/protocol.md#opening and docs/protocol.md#events).
 
     Args:
-        source: the member to read from.
+        member: the member to read from.
         request: the parsed request.
         stages: the client's stages after ``$changeStream``.
         start: a high water mark, or the token of the last event that the client has.
@@ -90,18 +90,18 @@ class ChangeStream:
 
     def __init__(
         self,
-        source: StreamSource,
+        member: Member,
         request: StreamRequest,
         stages: UserStages,
         start: ResumeToken,
         version: int,
     ) -> None:
-        self._source = source
+        self._member = member
         self._stages = stages
         self._version = version
         self._filter = OplogFilter(request)
         self._maker = EventMaker(request, start, version)
-        self._images = ImageLookup(source, request)
+        self._images = ImageLookup(member, request)
         self._splitter = Splitter(start) if stages.splits else None
         self._invalidating = _INVALIDATING[_kind(request)]
         self._resume_point = ResumePoint(start)
@@ -154,7 +154,7 @@ class ChangeStream:
     @property
     def at_end(self) -> bool:
         """Whether the whole oplog has been read and all its events returned."""
-        last = self._source.oplog.last_ts
+        last = self._member.oplog.last_ts
         return not self._logged and not self._ready and (last is None or last <= self._scanned)
 
     def _promise_scanned(self) -> None:
@@ -180,10 +180,10 @@ class ChangeStream:
         """
         self._check_history()
         remaining = max_entries
-        for entry in self._source.oplog.since(self._scanned):
+        for entry in self._member.oplog.since(self._scanned):
             self._scanned = entry["ts"]
             remaining -= 1
-            for operation in operations(self._source.oplog, entry):
+            for operation in operations(self._member.oplog, entry):
                 if self._filter.accepts(operation.entry):
                     self._logged.append(self._maker.event(operation))
             if self._logged or not remaining:
@@ -192,7 +192,7 @@ class ChangeStream:
 
     def _check_history(self) -> None:
         """Raise CommandError if the oplog no longer reaches back to the stream's position."""
-        oplog = self._source.oplog
+        oplog = self._member.oplog
         truncated = oplog.truncated_through
         if not self._started:
             self._started = True

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
-from embedded.change_streams.collation import folding
-from embedded.errors import CommandError
-from embedded.storage.document_stages import DOCUMENT_STAGES, Fold, compiled
-from embedded.storage.expressions import EMPTY, Expression
+from embedded.errors import CommandError, not_implemented
+from embedded.storage.document_stages import DOCUMENT_STAGES, compiled
+from embedded.storage.expressions import Expression
 
 SPLIT: Final = "$changeStreamSplitLargeEvent"
 _WITHOUT_EFFECT: Final = ("$_internalInhibitOptimization", "$_internalShredDocuments")
@@ -22,18 +21,12 @@ class UserStages:
     Args:
         stages: the stages after ``$changeStream``.
         variables: the values of the command's ``let``.
-        fold: the folding of the command's collation, for the filters.
 
     Raises:
         CommandError: a stage is malformed; 40324 if change streams have no such stage.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Any],
-        variables: Mapping[str, Any] = EMPTY,
-        fold: Fold | None = None,
-    ) -> None:
+    def __init__(self, stages: Sequence[Any], variables: Mapping[str, Any]) -> None:
         self.splits = bool(stages) and SPLIT in stages[-1]
         unsplit = stages[:-1] if self.splits else stages
         effective = [stage for stage in unsplit if next(iter(stage)) not in _WITHOUT_EFFECT]
@@ -42,17 +35,23 @@ class UserStages:
                 raise CommandError(40324, f"Unrecognized pipeline stage name: '{[*stage]}'")
         early = _leading_matches(effective, without="fullDocument")
         unless_updated = _leading_matches(effective, without="fullDocumentBeforeChange")
-        stages_run = [compiled(stage, variables, fold) for stage in effective]
+        stages_run = [compiled(stage, variables) for stage in effective]
         self._early = stages_run[:early]
         self._early_unless_updated = stages_run[:unless_updated]
         self._late = stages_run[early:]
 
     @classmethod
     def of(cls, stages: Sequence[Any], command: Mapping[str, Any]) -> Self:
-        """Compile stages with the ``let`` and the ``collation`` of an aggregate command."""
+        """Compile stages with the ``let`` of an aggregate command.
+
+        Raises:
+            CommandError: 238 for a collation but the simple one; see the class.
+        """
+        if (command.get("collation") or {}).get("locale", "simple") != "simple":
+            raise not_implemented("collations are not implemented")
         let = command.get("let") or {}
         variables = {name: Expression(value).evaluate({}) for name, value in let.items()}
-        return cls(stages, variables, folding(command.get("collation")))
+        return cls(stages, variables)
 
     def wants(self, document: dict[str, Any]) -> bool:
         """Return whether the event passes the stages that run before images are looked up."""

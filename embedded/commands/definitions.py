@@ -6,7 +6,6 @@ Source: docs/protocol.md#events (the events that these commands cause).
 from bson.binary import Binary
 
 from embedded.commands.request import Request, command
-from embedded.commands.views import create_view, drop_view
 from embedded.errors import (
     CommandError,
     ErrorCode,
@@ -15,7 +14,9 @@ from embedded.errors import (
     not_implemented,
 )
 from embedded.storage.bson_values import Document
+from embedded.storage.catalog import VIEWS
 from embedded.storage.collection import Collection
+from embedded.write_unit import Operation
 
 _OPTIONS = (
     "capped", "size", "max", "validator", "validationLevel", "validationAction", "collation",
@@ -33,8 +34,7 @@ async def create(request: Request) -> Document:
     """Create a collection or a view. In-process clients may set its ``uuid``."""
     mongod, given = request.mongod, request.command
     if "viewOn" in given:
-        create_view(request)
-        return {}
+        return _create_view(request)
     options = {name: given[name] for name in _OPTIONS if given.get(name)}
     for name in ("timeseries", "clusteredIndex"):
         if name in given:
@@ -55,6 +55,19 @@ async def create(request: Request) -> Document:
     return {}
 
 
+def _create_view(request: Request) -> Document:
+    catalog, ns = request.mongod.catalog, request.ns
+    if catalog.get(ns) is not None or catalog.view(ns) is not None:
+        raise namespace_exists(ns)
+    pipeline = request.field("pipeline", list, [])
+    view = {"_id": ns, "viewOn": request.field("viewOn", str, None), "pipeline": pipeline}
+    stored = catalog.get(f"{request.database}.{VIEWS}")
+    if stored is None:
+        stored = request.mongod.create_collection(request.database, VIEWS)
+    request.unit.write(Operation(stored, None, view))
+    return {}
+
+
 @command("drop")
 async def drop(request: Request) -> Document:
     """Drop a collection or a view."""
@@ -64,7 +77,9 @@ async def drop(request: Request) -> Document:
         count = len(collection.indexes)
         mongod.drop_collection(collection, from_migrate=request.client.from_migrate)
         return {"nIndexesWas": count, "ns": ns}
-    if drop_view(request):
+    view, stored = mongod.catalog.view(ns), mongod.catalog.get(f"{request.database}.{VIEWS}")
+    if view is not None and stored is not None:
+        request.unit.write(Operation(stored, view, None))
         return {"ns": ns}
     if mongod.server_version.drops_what_is_missing:
         return {}
@@ -84,8 +99,6 @@ async def drop_database(request: Request) -> Document:
         return {}
     for collection in collections:
         mongod.drop_collection(collection, from_migrate=request.client.from_migrate)
-    for ns in [ns for ns in mongod.catalog.views if ns.startswith(f"{database}.")]:
-        del mongod.catalog.views[ns]
     mongod.journal.log_command(
         database, {"dropDatabase": 1}, from_migrate=request.client.from_migrate
     )

@@ -46,7 +46,7 @@ async def server_status(request: Request) -> Document:
         "pid": Int64(os.getpid()),
         "localTime": mongod.now(),
         "connections": {"current": mongod.connections, "available": 10_000},
-        "repl": {"setName": mongod.set_name, "isWritablePrimary": True, "hosts": [host]},
+        "repl": {"setName": mongod.name, "isWritablePrimary": True, "hosts": [host]},
         "storageEngine": {"name": "ephemeralForTest", "persistent": False},
         "metrics": {"cursor": {"open": {"total": Int64(len(mongod.cursors))}}},
         "oplog": {"entries": len(mongod.oplog)},

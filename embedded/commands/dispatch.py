@@ -12,7 +12,6 @@ from embedded.clients import Client
 from embedded.commands import (  # noqa: F401 (imported to be registered)
     definitions,
     diagnostics,
-    find_and_modify,
     handshake,
     indexes,
     logins,
@@ -38,7 +37,7 @@ from embedded.logical_clock import as_ordinal
 from embedded.member import Member
 from embedded.sessions import Session
 from embedded.storage.bson_values import Document
-from embedded.transactions import Transaction
+from embedded.transactions import LIFETIME_SECONDS, Transaction
 
 _ENDS = frozenset({"commitTransaction", "abortTransaction"})
 
@@ -123,7 +122,7 @@ def _begin(request: Request, session: Session, number: int) -> None:
             journal.abort(transaction)
 
     loop = asyncio.get_running_loop()
-    transaction.expiry = loop.call_later(request.mongod.transaction_lifetime, expire)
+    transaction.expiry = loop.call_later(LIFETIME_SECONDS, expire)
 
 
 def _reach_read_time(request: Request) -> None:

@@ -1,15 +1,20 @@
 """The command hello and its older spelling."""
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from embedded.access import logins
+from embedded.access.users import UserName, Users
 from embedded.clients import Client
 from embedded.commands.request import Request, command
+from embedded.errors import CommandError
 from embedded.member import Member
 from embedded.storage.bson_values import Document
+from shard_client.wire.authentication import MECHANISM
 from shard_client.wire.compression import negotiate
 from shard_client.wire.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
 
@@ -38,7 +43,7 @@ async def _answer(request: Request, primary_field: str) -> Document:
     reply: Document = {
         "topologyVersion": mongod.topology_version,
         "hosts": [host],
-        "setName": mongod.set_name,
+        "setName": mongod.name,
         "setVersion": 1,
         "me": host,
         "lastWrite": {
@@ -68,8 +73,23 @@ def hello_of_any_server(mongod: Member, client: Client, command: Document) -> Do
         "connectionId": client.connection_id,
         "minWireVersion": 0,
         "maxWireVersion": mongod.server_version.wire_version,
-        **mongod.access.logins.hello(client, command),
+        **_about_logins(mongod.access.users, client, command),
     }
+
+
+def _about_logins(users: Users, client: Client, command: Document) -> Document:
+    """Return what a hello's reply says about logins; a speculative one that fails is left out."""
+    reply: Document = {}
+    if isinstance(named := command.get("saslSupportedMechs"), str):
+        database, _, user = named.partition(".")
+        if users.get(UserName(user, database)) is not None:
+            reply["saslSupportedMechs"] = [MECHANISM]
+    speculative = command.get("speculativeAuthenticate")
+    if isinstance(speculative, dict) and "saslStart" in speculative:
+        with suppress(CommandError):
+            started = logins.start(users, client, str(speculative.get("db")), speculative)
+            reply["speculativeAuthenticate"] = started
+    return reply
 
 
 async def _wait_for_change(request: Request) -> None:

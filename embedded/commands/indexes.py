@@ -3,13 +3,13 @@
 Source: docs/protocol.md#events (the events that these commands cause).
 """
 
-from bson.int64 import Int64
-
+from embedded.commands.reads import reply_with
 from embedded.commands.request import Request, command
 from embedded.commands.write_statements import writable_collection
-from embedded.cursors import FIRST_BATCH, ListCursor
+from embedded.cursors import FIRST_BATCH
 from embedded.errors import CommandError, ErrorCode, bad_value, namespace_not_found, not_implemented
 from embedded.storage.bson_values import Document
+from embedded.storage.catalog import VIEWS
 from embedded.storage.collection import Collection
 from embedded.storage.queries import Matcher
 
@@ -121,10 +121,7 @@ def _names(collection: Collection, wanted: object) -> list[str]:
 
 async def _listing(request: Request, ns: str, documents: list[Document]) -> Document:
     size = (request.command.get("cursor") or {}).get("batchSize", FIRST_BATCH)
-    cursor = ListCursor(ns, iter(documents), unbounded=request.client.in_process)
-    batch = await cursor.next_batch(None if request.client.in_process else size, 0.0)
-    number = Int64(0) if batch.is_last else request.mongod.cursors.add(cursor, None)
-    return {"cursor": {"id": number, "ns": ns, "firstBatch": batch.documents}}
+    return await reply_with(request, ns, documents, size)
 
 
 @command("listIndexes")
@@ -141,12 +138,12 @@ async def list_collections(request: Request) -> Document:
     """List a database's collections and views."""
     catalog, database = request.mongod.catalog, request.database
     listed = [collection.info() for collection in catalog.collections(database)]
-    for ns, view in catalog.views.items():
-        if ns.startswith(f"{database}."):
-            options = {"viewOn": view["viewOn"], "pipeline": view["pipeline"]}
-            name = ns.partition(".")[2]
-            info = {"readOnly": True}
-            listed.append({"name": name, "type": "view", "options": options, "info": info})
+    views = catalog.get(f"{database}.{VIEWS}")
+    for view in views.documents() if views is not None else ():
+        name, options = view["_id"].partition(".")[2], {**view}
+        del options["_id"]
+        info = {"readOnly": True}
+        listed.append({"name": name, "type": "view", "options": options, "info": info})
     matcher = Matcher(request.field("filter", dict, {}))
     listed = [info for info in listed if matcher(info)]
     if request.command.get("nameOnly"):

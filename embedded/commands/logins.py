@@ -2,6 +2,7 @@
 
 from bson.binary import Binary
 
+from embedded.access import logins
 from embedded.access.roles import parse_roles
 from embedded.access.users import UserName
 from embedded.commands.request import Request, command
@@ -12,26 +13,34 @@ from embedded.storage.bson_values import Document
 @command("saslStart")
 async def sasl_start(request: Request) -> Document:
     """Begin a login."""
-    logins = request.mongod.access.logins
-    return logins.start(request.client, request.database, request.command)
+    users = request.mongod.access.users
+    return logins.start(users, request.client, request.database, request.command)
 
 
 @command("saslContinue")
 async def sasl_continue(request: Request) -> Document:
     """Go on with a login."""
-    return request.mongod.access.logins.go_on(request.client, request.command)
+    return logins.go_on(request.mongod.access.users, request.client, request.command)
 
 
 @command("logout")
 async def log_out(request: Request) -> Document:
     """End the login of this connection."""
-    return request.mongod.access.logins.log_out(request.client)
+    request.client.account = request.client.login = None
+    return {}
 
 
 @command("connectionStatus")
 async def connection_status(request: Request) -> Document:
     """Return the user that is logged in, with its roles and, on request, its privileges."""
-    return request.mongod.access.logins.status(request.client, request.command)
+    account = request.mongod.access.account(request.client)
+    info: Document = {"authenticatedUsers": [], "authenticatedUserRoles": []}
+    if account is not None:
+        info["authenticatedUsers"] = [{"user": account.name.user, "db": account.name.database}]
+        info["authenticatedUserRoles"] = account.roles
+    if request.command.get("showPrivileges"):
+        info["authenticatedUserPrivileges"] = [] if account is None else account.privileges()
+    return {"authInfo": info}
 
 
 @command("createUser")

@@ -8,18 +8,12 @@ from bson.regex import Regex
 from embedded.storage.bson_values import MISSING, Document, id_key
 from embedded.storage.collection import DocumentView
 from embedded.storage.ordering import sort_key
-from embedded.storage.queries import Matcher, is_operators, sort_documents
+from embedded.storage.queries import Matcher, is_operators
 
 
-def select(
-    view: DocumentView, matcher: Matcher, order: Mapping[str, int] | None = None
-) -> Iterator[Document]:
-    """Yield the matching documents, sorted by ``order``.
-
-    A condition on ``_id`` reads only the documents with these ids.
-    """
-    documents = (document for document in _candidates(view, matcher.condition) if matcher(document))
-    return iter(sort_documents(documents, order)) if order else documents
+def select(view: DocumentView, matcher: Matcher) -> Iterator[Document]:
+    """Yield the matching documents; a condition on ``_id`` reads only those with these ids."""
+    return (document for document in _candidates(view, matcher.condition) if matcher(document))
 
 
 def _candidates(view: DocumentView, condition: Mapping[str, Any]) -> Iterator[Document]:

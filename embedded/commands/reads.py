@@ -1,4 +1,4 @@
-"""find, count, distinct, aggregate; getMore and killCursors.
+"""find, count, aggregate; getMore and killCursors.
 
 Source: docs/protocol.md#cursor-replies (cursor replies).
 """
@@ -9,21 +9,18 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from embedded.change_streams import first_batch_size, is_change_stream, open_change_stream
+from embedded.change_streams.cursor import (
+    first_batch_size,
+    is_change_stream,
+    open_change_stream,
+)
 from embedded.commands.matching import select
 from embedded.commands.request import Request, command
-from embedded.cursors import (
-    FIRST_BATCH,
-    ListCursor,
-    OpenCursor,
-    first_reply,
-    kill,
-    next_reply,
-)
-from embedded.errors import CommandError, bad_value, type_mismatch
+from embedded.cursors import FIRST_BATCH, ListCursor, OpenCursor
+from embedded.errors import type_mismatch
 from embedded.sessions import session_key
 from embedded.storage.aggregation import aggregate
-from embedded.storage.bson_values import Document, id_key
+from embedded.storage.bson_values import Document
 from embedded.storage.projection import project
 from embedded.storage.queries import Matcher, sort_documents
 
@@ -47,8 +44,7 @@ def _documents(request: Request, ns: str, matcher: Matcher) -> Iterator[Document
 
 
 async def _reply(request: Request, cursor: OpenCursor, batch_size: int | None) -> Document:
-    return await first_reply(
-        request.mongod.cursors,
+    return await request.mongod.cursors.open(
         cursor,
         batch_size,
         session=session_key(request.session.lsid) if request.session is not None else None,
@@ -56,13 +52,13 @@ async def _reply(request: Request, cursor: OpenCursor, batch_size: int | None) -
     )
 
 
-def _count_argument(request: Request, name: str, default: int | None = None) -> int | None:
-    value = request.field(name, (int, float), default)
-    if value is None:
-        return None
-    if value < 0:
-        raise CommandError(51024, f"BSON field '{name}' value must be >= 0, actual value '{value}'")
-    return int(value)
+async def reply_with(
+    request: Request, ns: str, documents: Iterable[Document], batch_size: int | None
+) -> Document:
+    """Return the reply with the first of some documents; the mongos in this process gets all."""
+    in_process = request.client.in_process
+    cursor = ListCursor(ns, iter(documents), unbounded=in_process)
+    return await _reply(request, cursor, None if in_process else batch_size)
 
 
 @command("find", in_transactions=True)
@@ -71,7 +67,7 @@ async def find(request: Request) -> Document:
     matcher = Matcher(request.field("filter", dict, {}))
     order = request.field("sort", dict, {})
     fields = request.field("projection", dict, {})
-    skip = _count_argument(request, "skip", 0) or 0
+    skip = int(request.command.get("skip") or 0)
     limit = abs(int(request.command.get("limit") or 0))
     documents = _documents(request, request.ns, matcher)
     if order:
@@ -79,10 +75,8 @@ async def find(request: Request) -> Document:
     documents = islice(documents, skip, skip + limit if limit else None)
     if fields:
         documents = map(project(fields), documents)
-    in_process = request.client.in_process
-    cursor = ListCursor(request.ns, iter(list(documents)), unbounded=in_process)
-    size = None if in_process else _count_argument(request, "batchSize", FIRST_BATCH)
-    return await _reply(request, cursor, size)
+    size = request.field("batchSize", (int, float), FIRST_BATCH)
+    return await reply_with(request, request.ns, list(documents), size)
 
 
 @command("count")
@@ -95,33 +89,6 @@ async def count(request: Request) -> Document:
     return {"n": min(size, limit) if limit else size}
 
 
-@command("distinct", in_transactions=True)
-async def distinct(request: Request) -> Document:
-    """Return the distinct values of a field."""
-    key = request.field("key", str, None)
-    if key is None:
-        raise bad_value("the distinct command requires a 'key'")
-    seen: dict[Any, Any] = {}
-    for document in _documents(request, request.ns, Matcher(request.field("query", dict, {}))):
-        for value in _values(document, key.split(".")):
-            seen.setdefault(id_key(value), value)
-    return {"values": list(seen.values())}
-
-
-def _values(value: Any, parts: list[str]) -> Iterator[Any]:
-    """Yield the values at a path; an array yields each of its elements."""
-    if isinstance(value, list):
-        if parts and parts[0].isdigit() and int(parts[0]) < len(value):
-            yield from _values(value[int(parts[0])], parts[1:])
-            return
-        for item in value:
-            yield from _values(item, parts)
-    elif not parts:
-        yield value
-    elif isinstance(value, dict) and parts[0] in value:
-        yield from _values(value[parts[0]], parts[1:])
-
-
 @command("aggregate", in_transactions=True)
 async def run_aggregate(request: Request) -> Document:
     """Run a pipeline, or open a change stream."""
@@ -132,22 +99,18 @@ async def run_aggregate(request: Request) -> Document:
     if is_change_stream(request.command):
         stream = open_change_stream(request.mongod, request.database, request.command)
         return await _reply(request, stream, size)
+    documents = aggregate(_documents(request, request.ns, Matcher({})), pipeline)
     size = FIRST_BATCH if size is None else size
-    ns = request.ns
-    source = _documents(request, ns, Matcher({}))
-    documents = aggregate(source, pipeline)
-    in_process = request.client.in_process
-    cursor = ListCursor(ns, iter(documents), unbounded=in_process)
-    return await _reply(request, cursor, None if in_process else size)
+    return await reply_with(request, request.ns, documents, size)
 
 
 @command("getMore", in_transactions=True)
 async def get_more(request: Request) -> Document:
     """Return a cursor's next batch."""
-    return await next_reply(request.mongod.cursors, request.command)
+    return await request.mongod.cursors.get_more(request.command)
 
 
 @command("killCursors")
 async def kill_cursors(request: Request) -> Document:
     """Close cursors and report which of them existed."""
-    return kill(request.mongod.cursors, request.field("cursors", list, []))
+    return request.mongod.cursors.kill_cursors(request.field("cursors", list, []))

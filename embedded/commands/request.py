@@ -57,12 +57,16 @@ class Request:
         """The unit that this command reads from and writes to."""
         if self.transaction is not None:
             return self.transaction
-        fields = None
-        if self.is_retryable and self.session is not None:
-            fields = {"lsid": self.session.lsid, "txnNumber": self.session.txn_number}
         return CommittedWrites(
-            self.mongod.journal, from_migrate=self.client.from_migrate, session_fields=fields
+            self.mongod.journal, self.session_fields, from_migrate=self.client.from_migrate
         )
+
+    @property
+    def session_fields(self) -> Document:
+        """The fields of a retryable write's oplog entries; no fields if it is none."""
+        if not self.is_retryable or self.session is None:
+            return {}
+        return {"lsid": self.session.lsid, "txnNumber": self.session.txn_number}
 
     def field(self, name: str, kinds: type | tuple[type, ...], default: Any) -> Any:
         """Return an argument, or ``default`` if it is absent or null; raises as ``argument``."""

@@ -20,7 +20,7 @@ from embedded.storage.bson_values import MISSING, Document, id_key
 from embedded.storage.collection import Collection
 from embedded.storage.queries import Matcher
 from embedded.storage.updates import Update
-from embedded.write_unit import WriteUnit
+from embedded.write_unit import Operation, WriteUnit
 from shard_client.wire.frames import MAX_DOCUMENT_SIZE
 
 
@@ -67,7 +67,7 @@ async def insert(request: Request) -> Document:
     statements = Statements(request, len(documents))
     unit = request.unit
     count = 0
-    if _insert_together(request, unit, documents, statements):
+    if _insert_together(request, documents, statements):
         return statements.reply({"n": len(documents)})
     for index, document in enumerate(documents):
         await take_turns(index)
@@ -94,20 +94,23 @@ def _with_id_or_error(request: Request, document: Document) -> Document | Comman
 
 
 def _insert_together(
-    request: Request,
-    unit: WriteUnit,
-    documents: list[Document | CommandError],
-    statements: Statements,
+    request: Request, documents: list[Document | CommandError], statements: Statements
 ) -> bool:
     """Insert several documents at once; return False if none was inserted, for whatever reason."""
+    mongod = request.mongod
     valid = [each for each in documents if not isinstance(each, CommandError)]
-    if len(documents) < 2 or len(valid) < len(documents) or statements.begun:
+    shares = mongod.server_version.shares_inserts and request.transaction is None
+    if not shares or request.client.from_migrate or statements.begun:
+        return False
+    if len(documents) < 2 or len(valid) < len(documents):
         return False
     try:
-        if not unit.insert_together(writable_collection(request), valid):
-            return False
+        collection = writable_collection(request)
     except CommandError:
         return False  # the statement that fails reports it
+    inserts = [Operation(collection, None, document) for document in valid]
+    if not mongod.journal.insert_together(inserts, request.session_fields):
+        return False
     for index in range(len(documents)):
         statements.made(index, {"n": 1})
     return True
@@ -119,7 +122,7 @@ def _insert(
     collection = writable_collection(request)
     if isinstance(document, CommandError):
         raise document
-    unit.insert(collection, document, statement)
+    unit.write(Operation(collection, None, document), statement)
 
 
 @command("update", in_transactions=True)
@@ -159,24 +162,22 @@ async def _update(request: Request, statement: Document, number: int) -> Documen
     multi = bool(statement.get("multi"))
     if multi and change.is_replacement:
         raise failed_to_parse("multi update is not supported for replacement-style update")
-    order = statement.get("sort")
+    upsert = bool(statement.get("upsert"))
     if not multi:
         return await when_unlocked(
-            lambda: update_first(
-                request, matcher, change, number, order=order, upsert=bool(statement.get("upsert"))
-            ).summary()
+            lambda: _update_first(request, matcher, change, number, upsert=upsert)
         )
-    return await _update_many(request, matcher, change, number, upsert=statement.get("upsert"))
+    return await _update_many(request, matcher, change, number, upsert=upsert)
 
 
 async def _update_many(
-    request: Request, matcher: Matcher, change: Update, number: int, *, upsert: Any
+    request: Request, matcher: Matcher, change: Update, number: int, *, upsert: bool
 ) -> Document:
     unit, collection = request.unit, request.collection
     documents = list(select(unit.view(collection), matcher)) if collection is not None else []
     if not documents and upsert:
         return await when_unlocked(
-            lambda: update_first(request, matcher, change, number, upsert=True).summary()
+            lambda: _update_first(request, matcher, change, number, upsert=True)
         )
     matched = modified = 0
     for done, document in enumerate(documents):
@@ -188,7 +189,7 @@ async def _update_many(
             current = unit.view(collection).get(key)
             if current is None or not matcher(current):
                 return None
-            return change_document(request, unit, collection, current, change, number).summary()
+            return _change(unit, collection, current, change, number)
 
         outcome = await when_unlocked(one)
         if outcome is not None:
@@ -197,78 +198,33 @@ async def _update_many(
     return {"n": matched, "nModified": modified}
 
 
-class Changed:
-    """The effect of an update on one document.
-
-    ``before`` is None for an upsert; both are None if no document matched.
-    """
-
-    __slots__ = ("after", "before", "is_modified")
-
-    def __init__(
-        self, before: Document | None, after: Document | None, *, is_modified: bool = False
-    ) -> None:
-        self.before = before
-        self.after = after
-        self.is_modified = is_modified
-
-    def summary(self) -> Document:
-        """Return n, nModified and the ``_id`` of an upsert."""
-        if self.after is None:
-            return {"n": 0, "nModified": 0}
-        if self.before is None:
-            return {"n": 1, "nModified": 0, "upserted": self.after["_id"]}
-        return {"n": 1, "nModified": int(self.is_modified)}
-
-
-def update_first(
-    request: Request,
-    matcher: Matcher,
-    change: Update,
-    number: int,
-    *,
-    order: Document | None = None,
-    upsert: bool = False,
-) -> Changed:
-    """Update the first document that matches; with ``upsert``, insert one if none matches.
-
-    Raises:
-        DocumentLocked: a transaction holds the document.
-        CommandError: the update cannot be applied.
-    """
+def _update_first(
+    request: Request, matcher: Matcher, change: Update, number: int, *, upsert: bool
+) -> Document:
+    """Update the first document that matches; with ``upsert``, insert one if none matches."""
     unit, collection = request.unit, request.collection
     first = None
     if collection is not None:
-        first = next(select(unit.view(collection), matcher, order), None)
+        first = next(select(unit.view(collection), matcher), None)
     if collection is not None and first is not None:
-        return change_document(request, unit, collection, first, change, number)
+        return _change(unit, collection, first, change, number)
     if not upsert:
-        return Changed(None, None)
+        return {"n": 0, "nModified": 0}
     collection = writable_collection(request)
     mongod = request.mongod
     document = change.upserted(mongod.new_object_id())
     document = with_id(document, mongod.new_object_id)
-    unit.insert(collection, document, number)
-    return Changed(None, document)
+    unit.write(Operation(collection, None, document), number)
+    return {"n": 1, "nModified": 0, "upserted": document["_id"]}
 
 
-def change_document(
-    request: Request,
-    unit: WriteUnit,
-    collection: Collection,
-    document: Document,
-    change: Update,
-    number: int,
-) -> Changed:
-    """Update one document.
-
-    Raises:
-        DocumentLocked: a transaction holds the document.
-        CommandError: the update cannot be applied, or its result is invalid.
-    """
+def _change(
+    unit: WriteUnit, collection: Collection, document: Document, change: Update, number: int
+) -> Document:
+    """Update one document; return n and nModified."""
     updated = change.apply(document)
     if updated.o is None:
-        return Changed(document, document)
+        return {"n": 1, "nModified": 0}
     if collection.document_key(document) != collection.document_key(updated.document):
         raise shard_key_changed()
     size = len(bson.encode(updated.document))
@@ -276,8 +232,8 @@ def change_document(
         raise CommandError(
             17419, f"Resulting document after update is larger than {MAX_DOCUMENT_SIZE}"
         )
-    unit.update(collection, document, updated.document, updated.o, number)
-    return Changed(document, updated.document, is_modified=True)
+    unit.write(Operation(collection, document, updated.document, updated.o), number)
+    return {"n": 1, "nModified": 1}
 
 
 @command("delete", in_transactions=True)
@@ -311,9 +267,15 @@ async def _delete(request: Request, statement: Document, number: int) -> Documen
     unit, collection = request.unit, request.collection
     if collection is None:
         return {"n": 0}
+
+    def first() -> bool:
+        document = next(select(unit.view(collection), matcher), None)
+        if document is not None:
+            unit.write(Operation(collection, document, None), number)
+        return document is not None
+
     if limit == 1:
-        gone = await when_unlocked(lambda: delete_first(request, matcher, number))
-        return {"n": int(gone is not None)}
+        return {"n": int(await when_unlocked(first))}
     count = 0
     for done, document in enumerate(list(select(unit.view(collection), matcher))):
         await take_turns(done)
@@ -323,25 +285,8 @@ async def _delete(request: Request, statement: Document, number: int) -> Documen
             current = unit.view(collection).get(key)
             if current is None or not matcher(current):
                 return False
-            unit.delete(collection, current, number)
+            unit.write(Operation(collection, current, None), number)
             return True
 
         count += await when_unlocked(one)
     return {"n": count}
-
-
-def delete_first(
-    request: Request, matcher: Matcher, number: int, order: Document | None = None
-) -> Document | None:
-    """Delete the first document that matches and return it, None if none matches.
-
-    Raises:
-        DocumentLocked: a transaction holds the document.
-    """
-    unit, collection = request.unit, request.collection
-    if collection is None:
-        return None
-    document = next(select(unit.view(collection), matcher, order), None)
-    if document is not None:
-        unit.delete(collection, document, number)
-    return document

@@ -36,17 +36,6 @@ class Change(NamedTuple):
 
 
 @dataclass(slots=True)
-class Written:
-    """The load generator's acknowledged writes; those of one document are in order."""
-
-    changes: list[Change] = field(default_factory=list)
-
-    def add(self, operation: str, key: int, version: int | None) -> None:
-        """Record an acknowledged write."""
-        self.changes.append(Change(operation, key, version))
-
-
-@dataclass(slots=True)
 class Seen:
     """The changes that one reader of the merged stream received, in its order."""
 
@@ -63,10 +52,10 @@ class Seen:
         self.tokens.append(token)
         self.changes.append(change)
 
-    def after(self, mark: str) -> Written:
+    def after(self, mark: str) -> list[Change]:
         """Return the changes whose tokens sort above ``mark``, as what a later reader must get."""
         pairs = zip(self.tokens, self.changes, strict=True)
-        return Written([change for token, change in pairs if token > mark])
+        return [change for token, change in pairs if token > mark]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +86,22 @@ class Verdict:
         return self.written > 0 and not (self.wrong or self.lost or self.unexpected)
 
 
-def judge(reader: str, written: Written, seen: Seen) -> Verdict:
-    """Compare the changes that ``reader`` received with the writes.
+def judge(reader: str, written: Sequence[Change], seen: Seen) -> Verdict:
+    """Compare the changes that ``reader`` received with the acknowledged writes.
 
     Order is checked twice: resume tokens must rise, and the changes of one document must come in
     the order in which they were acknowledged.
     """
-    expected = Counter(written.changes)
+    expected = Counter(written)
     delivered = Counter(seen.changes)
     return Verdict(
         reader=reader,
-        written=len(written.changes),
+        written=len(written),
         delivered=len(seen.changes),
         lost=(expected - delivered).total(),
         duplicated=sum(count - 1 for count in delivered.values() if count > 1),
         unexpected=sum(1 for change in delivered if change not in expected),
-        out_of_order=seen.out_of_order + _reordered(written, seen),
+        out_of_order=seen.out_of_order + _reordered(written, seen.changes),
     )
 
 
@@ -138,7 +127,7 @@ def judge_table(
     )
 
 
-def _reordered(written: Written, seen: Seen) -> int:
+def _reordered(written: Sequence[Change], seen: Sequence[Change]) -> int:
     """Count the documents whose changes arrived in another order than they were written."""
     wrote, saw = _by_key(written), _by_key(seen)
     return sum(
@@ -149,8 +138,8 @@ def _reordered(written: Written, seen: Seen) -> int:
     )
 
 
-def _by_key(ledger: Written | Seen) -> dict[int, list[Change]]:
-    changes: dict[int, list[Change]] = {}
-    for change in dict.fromkeys(ledger.changes):
-        changes.setdefault(change.key, []).append(change)
-    return changes
+def _by_key(changes: Sequence[Change]) -> dict[int, list[Change]]:
+    by_key: dict[int, list[Change]] = {}
+    for change in dict.fromkeys(changes):
+        by_key.setdefault(change.key, []).append(change)
+    return by_key

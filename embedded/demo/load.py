@@ -10,7 +10,7 @@ from bson import MinKey
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 
-from embedded.demo.ledger import Written
+from embedded.demo.ledger import Change
 
 Client = AsyncMongoClient[dict[str, Any]]
 """The driver's client type."""
@@ -44,17 +44,16 @@ class Load:
 
     Args:
         client: a driver connected to the router, which passes writes on to mongos.
-        written: records every acknowledged write.
+        written: gets every acknowledged write; those of one document are in order.
         rate: the target, in operations a second.
-        seed: makes the sequence of operations repeatable.
     """
 
-    def __init__(self, client: Client, written: Written, rate: float, seed: int = 1) -> None:
+    def __init__(self, client: Client, written: list[Change], rate: float) -> None:
         self._client = client
         self._orders = client[DATABASE][COLLECTION]
         self._written = written
         self._interval = 1.0 / rate
-        self._random = random.Random(seed)
+        self._random = random.Random(1)
         self._next_key = 0
         self._live: dict[int, tuple[str, int]] = {}
 
@@ -88,13 +87,13 @@ class Load:
             {"region": region, "_id": key}, {"$set": {"version": version + 1}}
         )
         self._live[key] = region, version + 1
-        self._written.add("update", key, version + 1)
+        self._written.append(Change("update", key, version + 1))
 
     async def _delete(self) -> None:
         key = self._random.choice(list(self._live))
         region, _ = self._live.pop(key)
         await self._orders.delete_one({"region": region, "_id": key})
-        self._written.add("delete", key, None)
+        self._written.append(Change("delete", key, None))
 
     async def _transaction(self) -> None:
         """Insert one order in each third of the alphabet, in one transaction."""
@@ -119,4 +118,4 @@ class Load:
 
     def _note_insert(self, key: int, region: str) -> None:
         self._live[key] = region, 0
-        self._written.add("insert", key, 0)
+        self._written.append(Change("insert", key, 0))

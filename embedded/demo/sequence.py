@@ -17,12 +17,11 @@ from rich.console import Console
 from rich.live import Live
 
 from embedded.demo.job_tables import JobTables
-from embedded.demo.ledger import Seen, Verdict, Written, judge, judge_table
+from embedded.demo.ledger import Change, Seen, Verdict, judge, judge_table
 from embedded.demo.load import COLLECTION, DATABASE, Client, Load, move_range, shard_collection
 from embedded.demo.processes import Program, ProgramError
 from embedded.demo.security import ADMIN, SPARK, DemoSecurity
 from embedded.demo.view import LiveView, closing, verdict_table
-from embedded.demo.watcher import watch
 
 START_SECONDS = 60.0
 SNAPSHOT_SECONDS = 300.0
@@ -66,7 +65,7 @@ class Demo:
     def __init__(self, options: DemoOptions) -> None:
         self._options = options
         self._console = Console()
-        self._written = Written()
+        self._written: list[Change] = []
         self._seen = Seen()
         self._committed = JobTables(options.folder / "job")
         self._spark: Program | None = None
@@ -98,7 +97,7 @@ class Demo:
                 self._spark_started = anyio.current_time()
             with Live(view.render(), console=self._console, refresh_per_second=4) as live:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(watch, client, start, self._seen)
+                    tasks.start_soon(self._watch, client, start)
                     tasks.start_soon(self._draw, live, view, client)
                     await self._play(tasks, client, view)
                     tasks.cancel_scope.cancel()
@@ -179,12 +178,19 @@ class Demo:
         await finished.wait()
         view.note = "writing has ended; the readers catch up"
         with anyio.move_on_after(CATCH_UP_SECONDS) as catching_up:
-            await self._until(lambda: len(self._seen.changes) >= len(self._written.changes))
+            await self._until(lambda: len(self._seen.changes) >= len(self._written))
             if self._options.spark:
-                await self._until(lambda: view.committed.total >= len(self._expected().changes))
+                await self._until(lambda: view.committed.total >= len(self._expected()))
         self._is_late = catching_up.cancelled_caught
 
-    def _expected(self) -> Written:
+    async def _watch(self, client: Client, start: Timestamp) -> None:
+        """Record every change of the collection since ``start``, by a driver, until cancelled."""
+        orders = client[DATABASE][COLLECTION]
+        async with await orders.watch(start_at_operation_time=start) as stream:
+            async for event in stream:
+                self._seen.add(event["_id"]["_data"], Change.of_event(event))
+
+    def _expected(self) -> list[Change]:
         """Return what Spark must deliver as changes: what follows the snapshot that it reads."""
         return self._seen.after(self._committed.mark)
 
@@ -218,7 +224,7 @@ class Demo:
 
     async def _refresh(self, view: LiveView, client: Client) -> None:
         now = anyio.current_time()
-        view.written.set(len(self._written.changes), now)
+        view.written.set(len(self._written), now)
         view.delivered.set(len(self._seen.changes), now)
         view.committed.set(await anyio.to_thread.run_sync(self._committed.refresh), now)
         view.spark = self._spark_state()

@@ -5,7 +5,7 @@ from typing import Any
 
 from embedded.errors import CommandError
 from embedded.mongos.request import RoutedRequest
-from embedded.mongos.shards import Shard, replies_of
+from embedded.mongos.shards import Shard
 from embedded.storage.bson_values import Document
 
 _LARGEST_BATCH = 1_000
@@ -53,8 +53,8 @@ class BulkWrite:
         if len(shards) == 1:
             self.add(await request.send(shards[0], command, write=True), positions)
             return
-        outcomes = await request.send_all(dict.fromkeys(shards, command), write=True)
-        for reply in replies_of(outcomes).values():
+        replies = await request.send_all(dict.fromkeys(shards, command), write=True)
+        for reply in replies.values():
             self.add(reply, positions)
 
     def add(self, reply: Document, positions: Sequence[int]) -> None:

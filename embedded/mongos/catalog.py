@@ -32,14 +32,6 @@ class ShardedCollection:
         return self.chunks.key
 
 
-@dataclass
-class Database:
-    """One database and its primary shard, which holds its unsharded collections."""
-
-    name: str
-    primary: str
-
-
 class ClusterCatalog:
     """The cluster's metadata, in memory; but for chunks, config's collections have it, too.
 
@@ -51,7 +43,8 @@ class ClusterCatalog:
     def __init__(self, config: Shard, gossip: LogicalClock) -> None:
         self.config = config
         self.gossip = gossip
-        self.databases: dict[str, Database] = {}
+        self.databases: dict[str, str] = {}
+        """The id of each database's primary shard, which holds its unsharded collections."""
         self.collections: dict[str, ShardedCollection] = {}
         self._shards: dict[str, Shard] = {}
         self._draining: set[str] = set()
@@ -127,14 +120,12 @@ class ClusterCatalog:
         """
         if database in CONFIG_DATABASES:
             return self.config
-        entry = self.databases.get(database)
-        return self._shards[entry.primary] if entry else None
+        name = self.databases.get(database)
+        return None if name is None else self._shards[name]
 
     def databases_on(self, shard: Shard) -> list[str]:
         """Return the databases whose primary shard this is."""
-        return [
-            database.name for database in self.databases.values() if database.primary == shard.id
-        ]
+        return [name for name, primary in self.databases.items() if primary == shard.id]
 
     def chunks_on(self, shard: Shard) -> int:
         """Return the number of chunks of sharded collections that this shard owns."""
@@ -163,13 +154,13 @@ class ClusterCatalog:
                 )  # fmt: skip
             return existing
         chosen = primary or self._emptiest_shard()
-        self.databases[name] = Database(name, chosen.id)
+        self.databases[name] = chosen.id
         await self._insert("databases", [{"_id": name, "primary": chosen.id}])
         return chosen
 
     async def move_primary(self, name: str, to: Shard) -> None:
         """Make ``to`` the primary shard of a database."""
-        self.databases[name].primary = to.id
+        self.databases[name] = to.id
         await self._update("databases", {"_id": name}, {"$set": {"primary": to.id}})
 
     async def forget_database(self, name: str) -> None:

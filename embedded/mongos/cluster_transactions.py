@@ -19,8 +19,8 @@ from embedded.mongos.namespace_locks import NamespaceLocks, names_to_share
 from embedded.mongos.shards import Shard
 from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
+from embedded.transactions import LIFETIME_SECONDS
 
-LIFETIME_SECONDS = 60.0
 _MOST_SESSIONS = 10_000
 
 
@@ -71,16 +71,11 @@ class TransactionTable:
 
         Raises:
             CommandError: 251 NoSuchTransaction if it is unknown; 225 TransactionTooOld; 117 if it
-                has already been started; 72 without an ``lsid``.
+                has already been started; 14 without an ``lsid``.
         """
         if "txnNumber" not in command or command.get("autocommit") is not False:
             return None
-        lsid = command.get("lsid")
-        if lsid is None:
-            raise CommandError(
-                ErrorCode.InvalidOptions,
-                "Transaction number requires a session ID to also be specified",
-            )
+        lsid: Any = command.get("lsid")
         number = int(command["txnNumber"])
         latest = self._latest.get(session_key(lsid))
         if latest is not None and number < latest.number:

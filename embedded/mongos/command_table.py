@@ -20,10 +20,7 @@ _IN_TRANSACTIONS: dict[str, Handler] = {
     "insert": writes.insert,
     "update": writes.update,
     "delete": writes.delete,
-    "findAndModify": writes.find_and_modify,
-    "findandmodify": writes.find_and_modify,
     "find": reads.find,
-    "distinct": reads.distinct,
     "aggregate": reads.aggregate,
     "getMore": reads.get_more,
     "killCursors": reads.kill_cursors,
@@ -66,8 +63,6 @@ COMMANDS: dict[str, Handler] = {
     "endSessions": sessions.end_sessions,
     "killSessions": sessions.end_sessions,
     "serverStatus": diagnostics.server_status,
-    "isdbgrid": diagnostics.is_db_grid,
-    "getParameter": diagnostics.get_parameter,
 }
 
 ON_ADMIN_ONLY = frozenset(_ON_ADMIN)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from embedded.errors import CommandError, ErrorCode, namespace_exists, namespace_not_found
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.request import Placement, RoutedRequest
-from embedded.mongos.shards import Shard, replies_of
+from embedded.mongos.shards import Shard
 from embedded.storage.bson_values import Document
 
 
@@ -72,7 +72,7 @@ async def _drop_database_on(request: RoutedRequest, shards: list[Shard]) -> None
         shard.adopt_time()
         if shard not in holders:
             shard.mongod.journal.log_command(request.database, {"dropDatabase": 1})
-    replies_of(await request.send_all({shard: {"dropDatabase": 1} for shard in holders}))
+    await request.send_all({shard: {"dropDatabase": 1} for shard in holders})
     for shard in shards:
         shard.report_time()
 
@@ -89,7 +89,7 @@ async def drop_sharded(request: RoutedRequest, collection: ShardedCollection) ->
     await request.catalog.forget_collection(collection)
     inner = replace(request, database=database)
     others = {shard: {"drop": name} for shard in shards if shard is not primary}
-    replies_of(await inner.send_all(others))
+    await inner.send_all(others)
     if primary in shards:
         await inner.send(primary, {"drop": name})
 
@@ -115,9 +115,9 @@ async def rename_collection(request: RoutedRequest) -> Document:
             await request.catalog.forget_collection(replaced)
         inner = replace(request, database=target.partition(".")[0])
         drops = {other: {"drop": target.partition(".")[2]} for other in others}
-        replies_of(await inner.send_all(drops))
+        await inner.send_all(drops)
         command = request.as_sent()
-        replies_of(await request.send_all(dict.fromkeys(shards, command)))
+        await request.send_all(dict.fromkeys(shards, command))
         if placement.sharded is not None:
             await request.catalog.rename_collection(placement.sharded, target)
     return {}
@@ -164,7 +164,7 @@ async def _send_to_holders(request: RoutedRequest) -> Document:
     if placement.sharded is None:
         return await request.send(placement.primary, command, write=True)
     shards = shards_holding(request, request.namespace)
-    replies = replies_of(await request.send_all(dict.fromkeys(shards, command)))
+    replies = await request.send_all(dict.fromkeys(shards, command))
     return {"raw": {shard.host: {**reply, "ok": 1.0} for shard, reply in replies.items()}}
 
 

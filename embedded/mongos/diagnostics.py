@@ -3,7 +3,6 @@
 import asyncio
 import os
 import platform
-from datetime import UTC, datetime
 from typing import Any
 
 from bson import Int64
@@ -51,12 +50,13 @@ async def hello(request: RoutedRequest) -> Document:
 
 async def server_status(request: RoutedRequest) -> Document:
     """Return a small part of a server's status."""
+    config = request.catalog.config.mongod
     return {
         "host": platform.node(),
-        "version": request.catalog.config.mongod.server_version.number,
+        "version": config.server_version.number,
         "process": "mongos",
         "pid": Int64(os.getpid()),
-        "localTime": datetime.fromtimestamp(request.now(), UTC),
+        "localTime": config.now(),
         "metrics": {"cursor": {"open": {"total": Int64(len(request.state.cursors))}}},
     }
 
@@ -68,13 +68,3 @@ async def command_line(request: RoutedRequest) -> Document:
         "argv": ["mongos", "--configdb", config],
         "parsed": {"sharding": {"configDB": config}},
     }
-
-
-async def get_parameter(_request: RoutedRequest) -> Document:
-    """Return the parameter that drivers' own tests read."""
-    return {"enableTestCommands": False}
-
-
-async def is_db_grid(_request: RoutedRequest) -> Document:
-    """Confirm that this is a mongos."""
-    return {"isdbgrid": 1, "hostname": platform.node()}

@@ -51,9 +51,9 @@ async def move_chunk(
 async def clone_database(
     donor: Shard, to: Shard, database: str, sharded: Iterable[str]
 ) -> list[Collection]:
-    """Copy a database's collections and views to another shard, as ``movePrimary`` of 6.0 does.
+    """Copy a database's collections to another shard, as ``movePrimary`` of 6.0 does.
 
-    Change streams show the new collections and their indexes, but not the documents and the views.
+    Change streams show the new collections and their indexes, but not the documents.
     Unsharded collections get new UUIDs. Of the ``sharded`` collections, given by namespace, only
     the catalog entry is copied, and only if the shard lacks it.
 
@@ -62,11 +62,11 @@ async def clone_database(
     Raises:
         CommandError: a shard's error; the copies have been dropped.
     """
-    views, kept = f"{database}.system.views", set(sharded)
+    kept = set(sharded)
     copied: list[Collection] = []
     try:
         for collection in donor.mongod.catalog.collections(database):
-            if collection.ns == views or to.mongod.catalog.get(collection.ns) is not None:
+            if to.mongod.catalog.get(collection.ns) is not None:
                 continue
             if collection.ns in kept:
                 await _create_like(collection, to, collection.uuid)
@@ -74,9 +74,6 @@ async def clone_database(
             await _create_like(collection, to, donor.mongod.new_uuid())
             copied.append(collection)
             await insert_documents(to, collection.ns, list(collection.documents()))
-        for name, view in _views_of(donor, database):
-            options = {field: value for field, value in view.items() if field != "_id"}
-            await to.execute(database, {"create": name, **options}, from_migrate=True)
     except BaseException:
         await drop_cloned(to, database, copied)
         raise
@@ -84,28 +81,15 @@ async def clone_database(
 
 
 async def drop_cloned(shard: Shard, database: str, copied: Iterable[Collection]) -> None:
-    """Drop the collections that ``clone_database`` copied, and the views, on either shard.
+    """Drop the collections that ``clone_database`` copied, on either shard.
 
-    Change streams show the drops of collections, but not of views.
+    Change streams show the drops.
 
     Raises:
         CommandError: the shard's error.
     """
     for collection in copied:
         await shard.execute(database, {"drop": collection.name})
-    for name, _ in _views_of(shard, database):
-        await shard.execute(database, {"drop": name}, from_migrate=True)
-    if shard.mongod.catalog.get(f"{database}.system.views") is not None:
-        await shard.execute(database, {"drop": "system.views"}, from_migrate=True)
-
-
-def _views_of(shard: Shard, database: str) -> list[tuple[str, Document]]:
-    prefix = f"{database}."
-    return [
-        (namespace.removeprefix(prefix), view)
-        for namespace, view in shard.mongod.catalog.views.items()
-        if namespace.startswith(prefix)
-    ]
 
 
 async def copy_catalog_entry(donor: Shard, to: Shard, collection: ShardedCollection) -> None:

@@ -3,16 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from embedded.change_streams import UserStages
-from embedded.cursors import FIRST_BATCH, ListCursor, first_reply, kill, next_reply
+from embedded.change_streams.user_stages import UserStages
+from embedded.cursors import FIRST_BATCH, ListCursor
 from embedded.errors import CommandError, ErrorCode, namespace_not_found
 from embedded.mongos.request import Placement, RoutedRequest
-from embedded.mongos.shards import Outcome, Shard, replies_of
+from embedded.mongos.shards import Shard
 from embedded.mongos.targeting import targets_of_filter
 from embedded.sessions import session_key
 from embedded.storage.aggregation import aggregate as run_pipeline
 from embedded.storage.bson_values import Document
-from embedded.storage.ordering import sort_key
 from embedded.storage.projection import project
 from embedded.storage.queries import matches, sort_documents
 
@@ -43,8 +42,7 @@ async def find(request: RoutedRequest) -> Document:
             return await _cursor(request, reply["cursor"]["firstBatch"])
         if limit:
             inner["limit"] = skip + limit
-        outcomes = await request.send_all(dict.fromkeys(shards, inner))
-        documents = all_documents(outcomes)
+        documents = await _documents(request, shards, inner)
         if sort:
             documents = sort_documents(documents, sort)
         chosen = documents[skip : skip + limit if limit else None]
@@ -63,27 +61,10 @@ async def count(request: RoutedRequest) -> Document:
         shards = shards_for(request, placement, request.field("query", dict, {}))
         inner = {"count": request.collection}
         inner |= {name: request.command[name] for name in options if name in request.command}
-        outcomes = await request.send_all(dict.fromkeys(shards, inner))
-        total = sum(int(reply["n"]) for reply in replies_of(outcomes).values())
+        replies = await request.send_all(dict.fromkeys(shards, inner))
+        total = sum(int(reply["n"]) for reply in replies.values())
     total = max(0, total - skip)
     return {"n": min(total, limit) if limit else total}
-
-
-async def distinct(request: RoutedRequest) -> Document:
-    """Return the distinct values of a field, in BSON order if they come from several shards."""
-    async with request.placement() as placement:
-        if placement is None:
-            return {"values": []}
-        shards = shards_for(request, placement, request.field("query", dict, {}))
-        inner = {"distinct": request.collection, "key": request.field("key", str)}
-        if "query" in request.command:
-            inner["query"] = request.command["query"]
-        replies = replies_of(await request.send_all(dict.fromkeys(shards, inner)))
-    by_key: dict[Any, Any] = {}
-    for reply in replies.values():
-        for value in reply["values"]:
-            by_key.setdefault(sort_key(value), value)
-    return {"values": [by_key[key] for key in (sorted(by_key) if len(shards) > 1 else by_key)]}
 
 
 async def aggregate(request: RoutedRequest) -> Document:
@@ -125,7 +106,7 @@ async def _over_collection(request: RoutedRequest, pipeline: Pipeline) -> list[D
             return []
         shards = shards_for(request, placement, filter_)
         inner: Document = {"find": request.collection, "filter": filter_}
-        documents = all_documents(await request.send_all(dict.fromkeys(shards, inner)))
+        documents = await _documents(request, shards, inner)
     return run_pipeline(documents, pipeline)
 
 
@@ -186,17 +167,12 @@ def shards_for(
     return request.catalog.named(targets_of_filter(placement.sharded, filter_))
 
 
-def all_documents(outcomes: Mapping[Shard, Outcome]) -> list[Document]:
-    """Return the documents of several shards' first batches, shard by shard.
-
-    Raises:
-        CommandError: the error of the first shard that has one.
-    """
-    return [
-        document
-        for reply in replies_of(outcomes).values()
-        for document in reply["cursor"]["firstBatch"]
-    ]
+async def _documents(
+    request: RoutedRequest, shards: Sequence[Shard], command: Document
+) -> list[Document]:
+    """Return the documents that a command finds on several shards, shard by shard."""
+    replies = await request.send_all(dict.fromkeys(shards, command))
+    return [each for reply in replies.values() for each in reply["cursor"]["firstBatch"]]
 
 
 async def open_cursor(
@@ -204,8 +180,7 @@ async def open_cursor(
 ) -> Document:
     """Return the first reply over ``documents`` and keep the rest for getMore."""
     lsid = request.command.get("lsid")
-    return await first_reply(
-        request.state.cursors,
+    return await request.state.cursors.open(
         ListCursor(namespace, iter(documents)),
         FIRST_BATCH if batch_size is None else batch_size,
         session=session_key(lsid) if lsid else None,
@@ -215,12 +190,12 @@ async def open_cursor(
 
 async def get_more(request: RoutedRequest) -> Document:
     """Return a cursor's next batch."""
-    return await next_reply(request.state.cursors, request.command)
+    return await request.state.cursors.get_more(request.command)
 
 
 async def kill_cursors(request: RoutedRequest) -> Document:
     """Close cursors and report which of them existed."""
-    return kill(request.state.cursors, request.field("cursors", list))
+    return request.state.cursors.kill_cursors(request.field("cursors", list))
 
 
 async def _cursor(request: RoutedRequest, documents: Iterable[Document]) -> Document:

@@ -1,9 +1,9 @@
 """One client command with its context in the embedded mongos."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from bson import ObjectId
 
@@ -12,11 +12,10 @@ from embedded.clients import Client
 from embedded.commands.request import argument, checked_collection
 from embedded.cursors import CursorTable
 from embedded.errors import CommandError, ErrorCode, no_such_transaction
-from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog, ShardedCollection
 from embedded.mongos.cluster_transactions import ClusterTransaction, TransactionTable
 from embedded.mongos.namespace_locks import NamespaceLocks
-from embedded.mongos.shards import Outcome, Shard, execute_on_all
+from embedded.mongos.shards import Servers, Shard, execute_on_all
 from embedded.storage.bson_values import Document
 
 Value = TypeVar("Value")
@@ -25,36 +24,17 @@ _SESSION_FIELDS = frozenset({"lsid", "txnNumber", "autocommit", "startTransactio
 _PASSED_ON = ("writeConcern", "maxTimeMS", "comment", "bypassDocumentValidation", "let")
 
 
-class ShardServers(Protocol):
-    """The servers of this process, both shards of the cluster and servers not yet added to it."""
-
-    async def start_shard(self, name: str) -> Mongod:
-        """Start a shard server whose replica set is called ``name``."""
-
-    def find(self, host: str) -> Mongod | None:
-        """Return the shard server with this host string or address, None if there is none."""
-
-    def member(self, name: str) -> Mongod:
-        """Return a server by its name, ``config`` for the config server.
-
-        Raises:
-            KeyError: there is no such server.
-        """
-
-
 @dataclass(frozen=True)
 class ClusterState:
     """The state that all requests share."""
 
     catalog: ClusterCatalog
-    servers: ShardServers
+    servers: Servers
     locks: NamespaceLocks
     transactions: TransactionTable
     cursors: CursorTable
     process_id: ObjectId
     access: AccessControl
-    wall: Callable[[], float]
-    """The wall clock, in seconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +123,6 @@ class RoutedRequest:
             if name not in left_out and not name.startswith("$")
         }
 
-    def now(self) -> float:
-        """Return the wall clock's time in seconds since 1970."""
-        return self.state.wall()
-
     @asynccontextmanager
     async def placement(self) -> AsyncIterator[Placement | None]:
         """Hold shared locks on the namespace and its database, and yield its location.
@@ -203,10 +179,13 @@ class RoutedRequest:
 
     async def send_all(
         self, commands: Mapping[Shard, Mapping[str, Any]], *, write: bool = False
-    ) -> dict[Shard, Outcome]:
+    ) -> dict[Shard, Document]:
         """Run commands on several shards in parallel, in this request's session.
 
-        Returns each shard's reply or error.
+        Returns each shard's reply.
+
+        Raises:
+            CommandError: the error of the first shard that has one.
         """
         self.touched.update(dict.fromkeys(commands))
         prepared = {

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from embedded.errors import CommandError, ErrorCode
+from embedded.errors import no_such_transaction
+from embedded.mongos.cluster_transactions import ClusterTransaction
 from embedded.mongos.request import RoutedRequest
 from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
@@ -21,13 +22,11 @@ async def commit_transaction(request: RoutedRequest) -> Document:
     """Commit on all participants.
 
     Raises:
-        CommandError: 251 NoSuchTransaction if the transaction was aborted; 125 outside of a
-            transaction.
+        CommandError: 251 NoSuchTransaction if there is no transaction, or it was aborted.
     """
-    if request.transaction is None:
-        raise _not_in_transaction("commitTransaction")
-    request.touched.update(dict.fromkeys(request.transaction.participants))
-    request.state.transactions.commit(request.transaction)
+    transaction = _transaction(request)
+    request.touched.update(dict.fromkeys(transaction.participants))
+    request.state.transactions.commit(transaction)
     return {}
 
 
@@ -35,25 +34,16 @@ async def abort_transaction(request: RoutedRequest) -> Document:
     """Abort on all participants.
 
     Raises:
-        CommandError: 256 TransactionCommitted if it was committed; 251 if it was already aborted;
-            125 outside of a transaction.
+        CommandError: 251 NoSuchTransaction if there is no transaction, or it has ended.
     """
-    transaction = request.transaction
-    if transaction is None:
-        raise _not_in_transaction("abortTransaction")
-    if transaction.state == "committed":
-        raise CommandError(
-            256,
-            f"Transaction {transaction.number} has been committed.",
-            code_name="TransactionCommitted",
-        )
-    if transaction.state == "aborted":
-        raise CommandError(
-            ErrorCode.NoSuchTransaction, f"Transaction {transaction.number} has been aborted."
-        )
+    transaction = _transaction(request)
+    if transaction.state != "open":
+        raise no_such_transaction(f"Transaction {transaction.number} has been {transaction.state}.")
     request.state.transactions.abort(transaction)
     return {}
 
 
-def _not_in_transaction(name: str) -> CommandError:
-    return CommandError(125, f"{name} must be run within a transaction", code_name="CommandFailed")
+def _transaction(request: RoutedRequest) -> ClusterTransaction:
+    if request.transaction is None:
+        raise no_such_transaction(f"{request.name} must be run within a transaction")
+    return request.transaction

@@ -1,6 +1,5 @@
 """The commands enableSharding and shardCollection."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 from bson import Binary, Int64
@@ -8,14 +7,10 @@ from bson import Binary, Int64
 from embedded.errors import CommandError, ErrorCode
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.chunk_map import Chunk, ChunkMap
-from embedded.mongos.migration import copy_catalog_entry
 from embedded.mongos.request import RoutedRequest
 from embedded.mongos.shard_key import ShardKey
 from embedded.mongos.shards import Shard
 from embedded.storage.bson_values import Document
-
-_HASHED_CHUNKS_PER_SHARD = 2
-_HASH_SPACE = 1 << 64
 
 
 async def enable_sharding(request: RoutedRequest) -> Document:
@@ -64,15 +59,12 @@ async def _shard(
     for document in stored.documents():
         key.of_document(document)
     await _ensure_index(primary, namespace, key, was_empty=was_empty)
-    placed = _initial_chunks(request, primary, key, spread=was_empty)
+    chunks = ChunkMap(key, [Chunk(key.lowest, key.highest, primary.id)])
     collection = ShardedCollection(
-        namespace, stored.uuid, ChunkMap(key, placed), unique, request.catalog.gossip.time
+        namespace, stored.uuid, chunks, unique, request.catalog.gossip.time
     )
     primary.mongod.set_shard_key(namespace, key.fields)
-    for shard in request.catalog.holders(collection):
-        if shard is not primary:
-            await copy_catalog_entry(primary, shard, collection)
-    await request.catalog.add_collection(collection, datetime.fromtimestamp(request.now(), UTC))
+    await request.catalog.add_collection(collection, primary.mongod.now())
     _log_event(primary, collection, stored.uuid)
     return collection
 
@@ -94,30 +86,6 @@ async def _ensure_index(primary: Shard, namespace: str, key: ShardKey, *, was_em
         "name": "_".join(f"{field}_{kind}" for field, kind in wanted),
     }
     await primary.execute(database, {"createIndexes": name, "indexes": [index]})
-
-
-def _initial_chunks(
-    request: RoutedRequest, primary: Shard, key: ShardKey, *, spread: bool
-) -> list[Chunk]:
-    """Return one chunk on the primary shard.
-
-    For an empty collection with a leading hashed field, return even chunks on all shards.
-    """
-    shards = request.catalog.shards
-    hashed_first = next(iter(key.pattern.values())) == "hashed"
-    if not (spread and hashed_first):
-        return [Chunk(key.lowest, key.highest, primary.id)]
-    count = int(request.command.get("numInitialChunks") or 0)
-    count = count or _HASHED_CHUNKS_PER_SHARD * len(shards)
-    rest = key.lowest[1:]
-    bounds = [
-        (Int64(-(_HASH_SPACE // 2) + _HASH_SPACE * index // count), *rest)
-        for index in range(1, count)
-    ]
-    edges = [key.lowest, *bounds, key.highest]
-    return [
-        Chunk(edges[i], edges[i + 1], shards[i * len(shards) // count].id) for i in range(count)
-    ]
 
 
 def _log_event(primary: Shard, collection: ShardedCollection, uuid: Binary) -> None:

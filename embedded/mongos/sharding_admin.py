@@ -22,12 +22,9 @@ async def start_shard(request: RoutedRequest) -> Document:
     """Start a shard server in this process, which addShard can add (not a MongoDB command).
 
     Raises:
-        CommandError: 2 BadValue if a shard of this name exists.
+        CommandError: 2 BadValue if a server of this name exists.
     """
-    name = str(request.command["startShard"])
-    if request.catalog.has_shard(name) or not name:
-        raise bad_value(f"the shard {name!r} already exists")
-    mongod = await request.state.servers.start_shard(name)
+    mongod = await request.state.servers.start_shard(str(request.command["startShard"]))
     return {"host": mongod.host_string}
 
 
@@ -43,14 +40,14 @@ async def add_shard(request: RoutedRequest) -> Document:
     mongod = request.state.servers.find(host)
     if mongod is None:
         raise CommandError(ErrorCode.HostUnreachable, f"no shard server {host} in this process")
-    name = str(request.command.get("name") or mongod.set_name)
+    name = str(request.command.get("name") or mongod.name)
     if request.catalog.has_shard(name):
         existing = request.catalog.shard(name)
         if existing.mongod is mongod:
             return {"shardAdded": name}
         raise CommandError(
             ErrorCode.IllegalOperation,
-            f"A shard named {name} containing the replica set '{existing.mongod.set_name}' "
+            f"A shard named {name} containing the replica set '{existing.mongod.name}' "
             "already exists"
         )  # fmt: skip
     brought = [db for db in mongod.catalog.databases() if db not in _OWN_DATABASES]
@@ -198,10 +195,10 @@ async def switch_member(request: RoutedRequest) -> Document:
         CommandError: 2 BadValue for an unknown switch or member.
     """
     name, switch = str(request.command["switchMember"]), request.command.get("to")
-    try:
-        member = request.state.servers.member(name)
-    except KeyError:
-        raise bad_value(f"the member {name!r} does not exist") from None
+    servers = request.state.servers
+    member = {**servers.shards, "config": servers.config}.get(name)
+    if member is None:
+        raise bad_value(f"the member {name!r} does not exist")
     actions: dict[Any, Any] = {
         "stop": member.stop,
         "start": member.start_again,

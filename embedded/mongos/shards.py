@@ -1,19 +1,62 @@
-"""The servers that the embedded mongos calls inside the process."""
+"""The servers of this process, and how the embedded mongos calls those of the cluster."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import structlog
 from bson.timestamp import Timestamp
 
 from embedded.clients import Client
-from embedded.errors import CommandError, internal_error
+from embedded.errors import CommandError, bad_value, internal_error
 from embedded.logical_clock import LogicalClock
+from embedded.member import Role
 from embedded.mongod import Mongod
 from embedded.storage.bson_values import Document
 
 log = structlog.get_logger()
+
+
+class Servers:
+    """The config server and the shard servers of one process, in the cluster or not.
+
+    Args:
+        make: makes a server of a name and a role.
+    """
+
+    def __init__(self, make: Callable[[str, Role], Mongod]) -> None:
+        self._make = make
+        self.config = make("cfg", "configsvr")
+        self.shards: dict[str, Mongod] = {}
+
+    async def start_shard(self, name: str) -> Mongod:
+        """Start a shard server without adding it to the cluster (see ``addShard``).
+
+        Raises:
+            CommandError: 2 BadValue if a shard server of that name exists.
+        """
+        if name in self.shards or not name:
+            raise bad_value(f"a shard server {name!r} is already running")
+        mongod = self.shards[name] = self._make(name, "shardsvr")
+        try:
+            await mongod.start()
+        except BaseException:
+            del self.shards[name]
+            raise
+        return mongod
+
+    async def stop(self) -> None:
+        """Stop all servers."""
+        for mongod in (*self.shards.values(), self.config):
+            await mongod.stop()
+
+    def find(self, host: str) -> Mongod | None:
+        """Return the shard server with this host string or address, None if there is none."""
+        for mongod in self.shards.values():
+            if host in (mongod.host_string, mongod.host_string.partition("/")[2]):
+                return mongod
+        return None
+
 
 _PLAIN = Client(in_process=True)
 _MIGRATION = Client(in_process=True, from_migrate=True)
@@ -85,26 +128,26 @@ class Shard:
         self._gossip.advance(self.mongod.clock.time)
 
 
-Outcome = Document | CommandError
-"""A shard's reply, or its error."""
-
-
 async def execute_on_all(
-    shards: Mapping[Shard, Mapping[str, Any]], database: str, *, from_migrate: bool = False
-) -> dict[Shard, Outcome]:
+    shards: Mapping[Shard, Mapping[str, Any]], database: str
+) -> dict[Shard, Document]:
     """Run one command on each shard in parallel, starting from the same cluster time.
 
     Parallel operations therefore get equal cluster times, as on a real cluster.
+
+    Raises:
+        CommandError: the error of the first shard that has one, when all have answered.
     """
-    outcomes: dict[Shard, Outcome] = {}
+    replies: dict[Shard, Document] = {}
+    errors: dict[Shard, CommandError] = {}
 
     async def one(shard: Shard, command: Mapping[str, Any]) -> None:
         if shard is first:
             _exchange_times(shards)
         try:
-            outcomes[shard] = await shard.run(database, command, from_migrate=from_migrate)
+            replies[shard] = await shard.run(database, command)
         except CommandError as error:
-            outcomes[shard] = error
+            errors[shard] = error
 
     # The tasks start one right after the other. Callbacks that were already scheduled, such as a
     # shard's no-op, have run when the first one starts, so the times are exchanged there.
@@ -114,7 +157,10 @@ async def execute_on_all(
             group.create_task(one(shard, command))
     for shard in shards:
         shard.report_time()
-    return {shard: outcomes[shard] for shard in shards}
+    for shard in shards:
+        if shard in errors:
+            raise errors[shard]
+    return {shard: replies[shard] for shard in shards}
 
 
 def _exchange_times(shards: Iterable[Shard]) -> None:
@@ -129,17 +175,3 @@ def raise_write_error(reply: Document) -> None:
     """Raise the first write error of a reply as a CommandError, if it has one."""
     for failure in reply.get("writeErrors", ()):
         raise CommandError(failure["code"], failure["errmsg"])
-
-
-def replies_of(outcomes: Mapping[Shard, Outcome]) -> dict[Shard, Document]:
-    """Return the replies.
-
-    Raises:
-        CommandError: the error of the first shard that has one.
-    """
-    replies: dict[Shard, Document] = {}
-    for shard, outcome in outcomes.items():
-        if isinstance(outcome, CommandError):
-            raise outcome
-        replies[shard] = outcome
-    return replies

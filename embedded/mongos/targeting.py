@@ -26,7 +26,7 @@ def leading_values(key: ShardKey, filter_: Mapping[str, Any]) -> KeyValues:
         if value is MISSING or isinstance(value, list | Regex):
             break
         values.append(value)
-    return key.placed(tuple(values))
+    return tuple(values)
 
 
 def targets_of_filter(collection: ShardedCollection, filter_: Mapping[str, Any]) -> set[str]:
@@ -43,7 +43,13 @@ def targets_of_update(collection: ShardedCollection, statement: Mapping[str, Any
     """
     query, update = statement["q"], statement["u"]
     if statement.get("upsert"):
-        return {target_of_one(collection, query, "upsert")}
+        key = leading_values(collection.key, query)
+        if len(key) < len(collection.key.fields):
+            raise CommandError(
+                SHARD_KEY_NOT_FOUND, "Query for sharded upsert must contain the shard key",
+                code_name="ShardKeyNotFound",
+            )  # fmt: skip
+        return collection.chunks.owners(key)
     targets = targets_of_filter(collection, query)
     if len(targets) > 1 and not statement.get("multi"):
         if isinstance(update, Mapping) and not is_operators(update):
@@ -62,21 +68,6 @@ def targets_of_delete(collection: ShardedCollection, statement: Mapping[str, Any
     if len(targets) > 1 and statement.get("limit"):
         _check_single(statement["q"], SHARD_KEY_NOT_FOUND, "A single delete")
     return targets
-
-
-def target_of_one(collection: ShardedCollection, query: Mapping[str, Any], what: str) -> str:
-    """Return the one shard of an upsert or findAndModify, as ``what`` names it.
-
-    Raises:
-        CommandError: 61 ShardKeyNotFound if the query does not determine the shard key.
-    """
-    key = leading_values(collection.key, query)
-    if len(key) < len(collection.key.fields):
-        raise CommandError(
-            SHARD_KEY_NOT_FOUND, f"Query for sharded {what} must contain the shard key",
-            code_name="ShardKeyNotFound",
-        )  # fmt: skip
-    return collection.chunks.chunk_of(key).shard
 
 
 def _check_single(query: Mapping[str, Any], code: int, what: str) -> None:

@@ -1,4 +1,4 @@
-"""insert, update, delete and findAndModify, sent to the shards that own the documents."""
+"""insert, update and delete, sent to the shards that own the documents."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -11,11 +11,9 @@ from embedded.mongos.bulk import BulkWrite, batches
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.request import Placement, RoutedRequest
 from embedded.mongos.shards import Shard, raise_write_error
-from embedded.mongos.targeting import target_of_one, targets_of_delete, targets_of_update
+from embedded.mongos.targeting import targets_of_delete, targets_of_update
 from embedded.storage.bson_values import Document
 from embedded.storage.updates import Update
-
-_OPTIONS = ("query", "sort", "remove", "update", "new", "fields", "upsert")
 
 
 async def insert(request: RoutedRequest) -> Document:
@@ -54,25 +52,6 @@ async def delete(request: RoutedRequest) -> Document:
         CommandError: an error for the whole command.
     """
     return await _one_by_one(BulkWrite(request, "deletes"), _delete_statement)
-
-
-async def find_and_modify(request: RoutedRequest) -> Document:
-    """Change one document; return it as before or, with ``new``, as after.
-
-    Raises:
-        CommandError: 61 ShardKeyNotFound if the query does not determine the shard key; the shard's
-            error.
-    """
-    command = {name: request.command[name] for name in _OPTIONS if name in request.command}
-    if request.retryable:
-        command["stmtId"] = request.command.get("stmtId", 0)
-    async with request.placement_for_write() as placement:
-        shard = placement.primary
-        if placement.sharded is not None:
-            query = request.field("query", dict, {})
-            shard = request.catalog.shard(target_of_one(placement.sharded, query, "findAndModify"))
-        inner = {"findAndModify": request.collection, **command}
-        return await request.send(shard, inner, write=True)
 
 
 async def _one_by_one(

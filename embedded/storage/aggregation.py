@@ -48,22 +48,9 @@ def _group(documents: list[Document], argument: Any) -> list[Document]:
     return [{"_id": group.pop("_id"), **group} for group in groups]
 
 
-def _count(documents: list[Document], name: Any) -> list[Document]:
-    if not isinstance(name, str) or not name or name.startswith("$") or "." in name:
-        raise CommandError(40156, "the count field must be a non-empty string, no path")
-    return [{name: len(documents)}] if documents else []
-
-
-def _sort_by_count(documents: list[Document], expression: Any) -> list[Document]:
-    grouped = {"_id": expression, "count": {"$sum": 1}}
-    return aggregate(documents, [{"$group": grouped}, {"$sort": {"count": -1}}])
-
-
 _STAGES: dict[str, Callable[[list[Document], Any], list[Document]]] = {
     "$sort": lambda documents, order: sort_documents(documents, order),
     "$limit": lambda documents, count: documents[:count],
     "$skip": lambda documents, count: documents[count:],
     "$group": _group,
-    "$sortByCount": _sort_by_count,
-    "$count": _count,
 }

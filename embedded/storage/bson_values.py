@@ -87,10 +87,14 @@ def value_at(document: Any, path: str) -> Any:
     """Return the value at a dotted ``path``, also through array positions, or ``MISSING``."""
     value = document
     for part in path.split("."):
-        if isinstance(value, dict):
-            value = value.get(part, MISSING)
-        elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            return MISSING
+        value = child(value, part)
     return value
+
+
+def child(holder: Any, part: str) -> Any:
+    """Return a document's field or an array's element, or ``MISSING``."""
+    if isinstance(holder, dict):
+        return holder.get(part, MISSING)
+    if isinstance(holder, list) and part.isdigit() and int(part) < len(holder):
+        return holder[int(part)]
+    return MISSING

@@ -8,9 +8,12 @@ from embedded.errors import namespace_exists, namespace_not_found
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
 
+VIEWS = "system.views"
+"""The collection of a database's views; their ``_id`` is their namespace."""
+
 
 class Catalog:
-    """Collections by namespace and by UUID, and views by namespace.
+    """Collections by namespace and by UUID; views are documents of ``system.views``.
 
     ``new_uuid`` makes a collection's UUID. The catalog does not write to the oplog.
     """
@@ -19,7 +22,6 @@ class Catalog:
         self._new_uuid = new_uuid
         self._by_ns: dict[str, Collection] = {}
         self._by_uuid: dict[bytes, Collection] = {}
-        self.views: dict[str, Document] = {}
 
     def get(self, ns: str) -> Collection | None:
         """Return the collection ``ns``, or None."""
@@ -42,7 +44,8 @@ class Catalog:
 
     def view(self, ns: str) -> Document | None:
         """Return the view ``ns``, ``{_id, viewOn, pipeline}``, or None."""
-        return self.views.get(ns)
+        stored = self._by_ns.get(f"{ns.partition('.')[0]}.{VIEWS}")
+        return None if stored is None else stored.get(ns)
 
     def collections(self, database: str) -> list[Collection]:
         """Return the collections of a database, sorted by name."""

@@ -5,7 +5,6 @@ from typing import Any, Protocol
 
 from bson.binary import Binary
 
-from embedded.errors import duplicate_key
 from embedded.storage.bson_values import MISSING, Document, IdKey, id_key, value_at
 
 ID_INDEX: Document = {"v": 2, "key": {"_id": 1}, "name": "_id_"}
@@ -79,10 +78,6 @@ class Collection:
     def remove(self, key: IdKey) -> None:
         """Remove the document with this key, if it exists."""
         self._documents.pop(key, None)
-
-    def refuse_duplicate_id(self, document: Document) -> None:
-        """Raise DuplicateKey for ``_id``."""
-        raise duplicate_key(self.ns, document["_id"])
 
     def info(self) -> dict[str, Any]:
         """Return the collection's entry in ``listCollections``."""

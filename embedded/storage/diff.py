@@ -9,7 +9,7 @@ from typing import Any
 
 import bson
 
-from embedded.storage.bson_values import MISSING, Document, identical
+from embedded.storage.bson_values import MISSING, Document, child, identical, value_at
 
 _ENTRY_OVERHEAD = 15
 """Bytes of ``{$v: 2, diff: ...}`` around a diff."""
@@ -104,18 +104,18 @@ class DiffLog:
         """Record a new field with its new parents; ``after`` is the updated document."""
         holder: Any = before
         for depth, part in enumerate(path):
-            if _child(holder, part) is MISSING:
+            if child(holder, part) is MISSING:
                 prefix = path[: depth + 1]
-                self._parent(before, prefix).inserts[part] = _at(after, prefix)
+                self._parent(before, prefix).inserts[part] = value_at(after, ".".join(prefix))
                 return
-            holder = _child(holder, part)
-        self.updated(before, path, _at(after, path))
+            holder = child(holder, part)
+        self.updated(before, path, value_at(after, ".".join(path)))
 
     def _parent(self, document: Document, path: list[str]) -> "_Node":
         self._root.touched = True
         node, holder = self._root, document
         for part in path[:-1]:
-            holder = _child(holder, part)
+            holder = child(holder, part)
             node = node.inside.setdefault(part, _Node(is_array=isinstance(holder, list)))
         return node
 
@@ -150,17 +150,3 @@ class _Node:
             if content:
                 diff[section] = content
         return diff | {"s" + name: node.diff() for name, node in self.inside.items()}
-
-
-def _child(holder: Any, part: str) -> Any:
-    if isinstance(holder, dict):
-        return holder.get(part, MISSING)
-    if isinstance(holder, list) and part.isdigit() and int(part) < len(holder):
-        return holder[int(part)]
-    return MISSING
-
-
-def _at(document: Any, path: list[str]) -> Any:
-    for part in path:
-        document = _child(document, part)
-    return document

@@ -14,33 +14,29 @@ from shard_client.bson.values import type_name
 Stage = Callable[[dict[str, Any]], dict[str, Any] | None]
 """Returns the changed document, or None for one that is filtered out."""
 
-Fold = Callable[[Any], Any]
-"""Maps a value to one that is equal for all values that a collation compares as equal."""
-
 _Test = Callable[[dict[str, Any]], bool]
 
 
-def compiled(
-    stage: Mapping[str, Any], variables: Mapping[str, Any] = EMPTY, fold: Fold | None = None
-) -> Stage:
+def compiled(stage: Mapping[str, Any], variables: Mapping[str, Any] = EMPTY) -> Stage:
     """Compile a stage that is in ``DOCUMENT_STAGES``.
 
     Args:
         stage: ``{name: argument}``.
         variables: the values of the command's ``let``.
-        fold: the folding of the command's collation, for filters.
 
     Raises:
         CommandError: the argument is malformed.
     """
     [(name, argument)] = stage.items()
-    if name != "$match":
-        return DOCUMENT_STAGES[name](argument, variables)
-    wanted = _predicate(argument, variables, fold)
+    return DOCUMENT_STAGES[name](argument, variables)
+
+
+def _match(condition: Any, variables: Mapping[str, Any]) -> Stage:
+    wanted = _predicate(condition, variables)
     return lambda document: document if wanted(document) else None
 
 
-def _predicate(condition: Any, variables: Mapping[str, Any], fold: Fold | None) -> _Test:
+def _predicate(condition: Any, variables: Mapping[str, Any]) -> _Test:
     """Compile a filter; the logical operators and $expr are handled here."""
     if not isinstance(condition, Mapping):
         raise CommandError(15959, "the match filter must be an expression in an object")
@@ -50,7 +46,7 @@ def _predicate(condition: Any, variables: Mapping[str, Any], fold: Fold | None) 
         if name == "$expr":
             tests.append(Expression(value, variables).true_for)
         elif name in _LOGIC and isinstance(value, list) and value:
-            tests.append(_LOGIC[name]([_predicate(item, variables, fold) for item in value]))
+            tests.append(_LOGIC[name]([_predicate(item, variables) for item in value]))
         elif name.startswith("$") and name != "$comment":
             raise bad_value(
                 f"unknown top level operator: {name}. If you have a field name that starts with a "
@@ -59,8 +55,7 @@ def _predicate(condition: Any, variables: Mapping[str, Any], fold: Fold | None) 
         else:
             plain[name] = value
     if plain:
-        matcher = Matcher(plain if fold is None else fold(plain))
-        tests.append(matcher if fold is None else lambda document: matcher(fold(document)))
+        tests.append(Matcher(plain))
     return _all_of(tests)
 
 
@@ -103,42 +98,13 @@ def _replace_root(argument: Any, variables: Mapping[str, Any]) -> Stage:
     return _replace_with(argument["newRoot"], variables)
 
 
-_VERDICTS: Final = {name: name for name in ("DESCEND", "PRUNE", "KEEP")}
-
-
-def _redact(argument: Any, variables: Mapping[str, Any]) -> Stage:
-    expression = Expression(argument, {**variables, **_VERDICTS})
-
-    def redacted(document: Mapping[str, Any]) -> dict[str, Any] | None:
-        verdict = expression.evaluate(document)
-        if verdict == "KEEP":
-            return dict(document)
-        if verdict == "PRUNE":
-            return None
-        if verdict != "DESCEND":
-            raise CommandError(17053, "$redact's expression returns none of its variables")
-        return {name: kept for name, value in document.items() for kept in descend(value)}
-
-    def descend(value: Any) -> list[Any]:
-        """Return the rest of a value as a list of one value, or an empty list if it is pruned."""
-        if isinstance(value, Mapping):
-            inner = redacted(value)
-            return [] if inner is None else [inner]
-        if isinstance(value, list):
-            return [[kept for item in value for kept in descend(item)]]
-        return [value]
-
-    return redacted
-
-
 DOCUMENT_STAGES: Final[dict[str, Callable[[Any, Mapping[str, Any]], Stage]]] = {
-    "$match": lambda condition, variables: compiled({"$match": condition}, variables),
+    "$match": _match,
     "$project": project,
     "$addFields": add_fields,
     "$set": add_fields,
     "$unset": unset,
     "$replaceRoot": _replace_root,
     "$replaceWith": _replace_with,
-    "$redact": _redact,
 }
 """The stages by name; change streams permit these."""

@@ -10,7 +10,7 @@ from embedded.errors import CommandError, bad_value
 from embedded.storage.bson_values import MISSING, Document, value_at
 from embedded.storage.mongomock_rules import NOTHING, Filterer, library_errors
 from embedded.storage.ordering import EMPTY_ARRAY, NULL, SortKey, sort_key
-from embedded.storage.type_names import has_type
+from shard_client.bson.values import MIN_KEY, TYPE_NAMES, type_name
 
 
 class Matcher:
@@ -148,6 +148,25 @@ def _modulo(value: Any, wanted: Any) -> bool:
     return any(int(number) % divisor == remainder for number in numbers)
 
 
+_TYPES = {**TYPE_NAMES, -1: TYPE_NAMES[MIN_KEY]}
+
+
+def _has_type(value: Any, wanted: Any) -> bool:
+    """Return whether ``value``, or an element of it, has one of the ``$type``s ``wanted``."""
+    names: set[str] = set()
+    for kind in wanted if isinstance(wanted, list) else [wanted]:
+        name = str(_TYPES.get(int(kind)) if isinstance(kind, int | float) else kind)
+        if name == "number":
+            names |= {"int", "long", "double", "decimal"}
+        elif name in _TYPES.values():
+            names.add(name)
+        else:
+            raise bad_value(f"Unknown type name alias: {kind}")
+    if type_name(value) in names:
+        return True
+    return isinstance(value, list) and any(type_name(item) in names for item in value)
+
+
 class _BsonFilterer(Filterer):  # type: ignore[misc]
     """mongomock's matcher with operators that support all BSON types."""
 
@@ -163,7 +182,7 @@ class _BsonFilterer(Filterer):  # type: ignore[misc]
             "$lt": _comparing(lambda a, b: a < b),
             "$lte": _comparing(lambda a, b: a <= b),
             "$mod": lambda value, wanted: value is not NOTHING and _modulo(value, wanted),
-            "$type": lambda value, wanted: value is not NOTHING and has_type(value, wanted),
+            "$type": lambda value, wanted: value is not NOTHING and _has_type(value, wanted),
         }
 
 

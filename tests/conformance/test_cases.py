@@ -40,6 +40,9 @@ REFUSED_BY_THE_ROUTER = {
 }  # fmt: skip
 """Refused openings that need no mongos: the router passes all others on to it."""
 
+LACKING = {"replSetGetStatus": "this command", "collation": "collations"}
+"""Cases of what the embedded cluster does not have."""
+
 ON_A_DROPPED_COLLECTION = {"resumeAfter-drop", "startAfter-invalidate"}
 """Cases whose end depends on how the shards' cluster times interleave."""
 SINGLE = sorted(cases().keys() - {*FRAGMENTS, *CONVERSATIONS, *ON_AN_OPEN_CURSOR, *IN_PART})
@@ -57,8 +60,8 @@ def marked(names: list[str], *, conversation: bool = False) -> list[ParameterSet
         refused = "aggregate" in first["command"] and not first["reply"]["ok"]
         if refused and name not in REFUSED_BY_THE_ROUTER:
             marks.append(on_real_servers("checks of change streams' requests"))
-        if name == "replSetGetStatus":
-            marks.append(on_real_servers("this command"))
+        if name in LACKING:
+            marks.append(on_real_servers(LACKING[name]))
         parameters.append(pytest.param(name, marks=marks))
     return parameters
 

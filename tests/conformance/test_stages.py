@@ -7,7 +7,7 @@ import pytest
 from pymongo.database import Database
 
 from tests.conformance.streams import Stream, kinds, now
-from tests.harness.clusters import Client
+from tests.harness.clusters import Client, on_real_servers
 
 rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
@@ -41,7 +41,11 @@ first one, as the announcement of a new shard (docs/protocol.md#events).
         ({"$unset": ["fullDocument", "ns"]}, [1, 2, 3]),
         ({"$replaceRoot": {"newRoot": {"_id": "$_id", "documentKey": "$documentKey"}}}, [1, 2, 3]),
         ({"$replaceWith": {"$mergeObjects": ["$$ROOT", {"a": 1}]}}, [1, 2, 3]),
-        ({"$redact": {"$cond": [{"$eq": ["$documentKey._id", 1]}, "$$PRUNE", "$$KEEP"]}}, [2, 3]),
+        pytest.param(
+            {"$redact": {"$cond": [{"$eq": ["$documentKey._id", 1]}, "$$PRUNE", "$$KEEP"]}},
+            [2, 3],
+            marks=on_real_servers("$redact"),
+        ),
         ({"$_internalInhibitOptimization": {}}, [1, 2, 3]),
         ({"$_internalShredDocuments": {}}, [1, 2, 3]),
         ({"$changeStreamSplitLargeEvent": {}}, [1, 2, 3]),
@@ -85,6 +89,7 @@ def test_a_modified_event_id_is_fatal(client: Client, db: Data, stage: dict[str,
     )
 
 
+@on_real_servers("collations")
 @rule("Opening", "collation applies to the user's stages")
 def test_the_collation_applies_to_the_user_s_stages(client: Client, db: Data) -> None:
     match = [{"$match": {"fullDocument.a": "x"}}]

@@ -52,7 +52,7 @@ class TimedStream:
 
     async def write(self, number: int) -> None:
         self._written[number] = self._world.loop.time()
-        insert = {"insert": "c", "documents": [{"_id": number}]}
+        insert = {"insert": "c", "documents": [{"_id": number, "k": number // 2 % 2}]}
         await self._world.cluster.mongos.run_command("db", insert, Client())
 
     async def all_arrived(self) -> None:
@@ -73,10 +73,12 @@ def test_a_dense_stream_reads_its_members_in_rounds(sharded: bool) -> None:
             await asyncio.sleep(1 / RATE)
 
     async def body(world: World) -> None:
-        if sharded:  # by the hashed _id, so that both shards have events
+        if sharded:  # so that both shards have events
             for command in (
-                {"enableSharding": "db"},
-                {"shardCollection": "db.c", "key": {"_id": "hashed"}},
+                {"enableSharding": "db", "primaryShard": "shard0"},
+                {"shardCollection": "db.c", "key": {"k": 1}},
+                {"split": "db.c", "middle": {"k": 1}},
+                {"moveChunk": "db.c", "find": {"k": 1}, "to": "shard1"},
             ):
                 await world.cluster.mongos.run_command("admin", command, Client())
         stream, settled = TimedStream(world), SETTLED * RATE

@@ -232,11 +232,9 @@ class Workload:
         others = [each for each in self._cluster.shards if each != name]
         if len(others) < 2 or self.progress() < self._joined.get(name, ""):
             return
-        catalog = self._cluster._state.catalog
+        catalog = self._cluster.state.catalog
         await self.run("admin", {"removeShard": name})
-        for database in [
-            each for each, entry in catalog.databases.items() if entry.primary == name
-        ]:
+        for database in [each for each, primary in catalog.databases.items() if primary == name]:
             await self.run("admin", {"movePrimary": database, "to": self._chance.choice(others)})
         for collection in list(catalog.collections.values()):
             for chunk in [each for each in collection.chunks if each.shard == name]:

@@ -25,8 +25,13 @@ MATCH_DOCUMENT = {"$match": {"fullDocument.v": {"$gt": 2}}}
             {"$match": {"operationType": {"$ne": "delete"}}},
             {"$addFields": {"fullDocument.extra": "$documentKey"}},
         ],
-        [{"$redact": {"$cond": [{"$eq": ["$operationType", "delete"]}, "$$PRUNE", "$$KEEP"]}}],
-        [{"$match": {"fullDocument.name": "NAME 3"}}],
+        pytest.param(
+            [{"$redact": {"$cond": [{"$eq": ["$operationType", "delete"]}, "$$PRUNE", "$$KEEP"]}}],
+            marks=on_real_servers("$redact"),
+        ),
+        pytest.param(
+            [{"$match": {"fullDocument.name": "NAME 3"}}], marks=on_real_servers("collations")
+        ),
     ],
     ids=str,
 )

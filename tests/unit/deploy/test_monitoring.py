@@ -47,7 +47,6 @@ async def exposed() -> dict[str, set[str]]:
     async with watched_facade() as made, admin_port(made) as port:
         text = (await asyncio.to_thread(get, port, "/metrics")).text
     text += generate_latest(JobMetrics().registry).decode()
-    text += generate_latest(JobMetrics().registry).decode()
     names: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from embedded.demo.cli import demo
 from embedded.demo.job_tables import JobTables
-from embedded.demo.ledger import Seen, Verdict, Written, judge, judge_table
+from embedded.demo.ledger import Change, Seen, Verdict, judge, judge_table
 from embedded.demo.processes import ProgramError
 from embedded.demo.sequence import Demo
 from embedded.demo.view import LiveView, closing, verdict_table
@@ -22,15 +22,12 @@ from embedded.demo.view import LiveView, closing, verdict_table
 def _seen(*keys: int) -> Seen:
     seen = Seen()
     for number, key in enumerate(keys):
-        seen.add(f"{number:02}", _written(key).changes[0])
+        seen.add(f"{number:02}", Change("insert", key, 0))
     return seen
 
 
-def _written(*keys: int) -> Written:
-    ledger = Written()
-    for key in keys:
-        ledger.add("insert", key, 0)
-    return ledger
+def _written(*keys: int) -> list[Change]:
+    return [Change("insert", key, 0) for key in keys]
 
 
 def _table(*verdicts: Verdict) -> str:
