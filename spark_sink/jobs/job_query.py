@@ -96,9 +96,8 @@ class JobQuery:
         spark.dataSource.register(JobSource)
         reader = JobSource(dict(options)).streamReader(StructType())  # an old Spark refuses itself
         checkpoint = self.folder.checkpoint.address
-        folder = JobFolder(self.folder.address, checkpoint)  # batches do not look it up
         commits = TableCommits(
-            folder, self.record, self.epoch, form, rows, self.findings, self.keep_files
+            self.folder, self.record, self.epoch, form, rows, self.findings, self.keep_files
         )
         commit = partial(self._commit, commits, cast("JobStreamReader", reader))
         reports = spark.readStream.format(FORMAT).options(**options).load()
