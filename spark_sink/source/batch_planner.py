@@ -111,7 +111,7 @@ class BatchPlanner:
         Raises StreamError if the server cannot be reached, and OptionError.
         """
         with ExitStack() as opened:
-            client = opened.enter_context(closing(RouterClient(options, guarded=True)))
+            client = opened.enter_context(closing(RouterClient(options)))
             client.require_reachable()
             inbox = opened.enter_context(closing(ReportInbox(client.address)))
             planner = EventPlanner(client, options, inbox, loaded=loaded)

@@ -17,7 +17,6 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient, ReadPreference
-from pymongo.client_session import ClientSession
 from pymongo.database import Database
 from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailure, PyMongoError
 
@@ -26,7 +25,6 @@ from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.stream.raw_replies import StreamCursor
 from spark_sink.stream.retries import Retries, is_transient
-from spark_sink.stream.session_guard import SessionGuard
 
 _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
 
@@ -84,20 +82,14 @@ class Shard:
 class RouterClient:
     """Connections to one server. Its owner closes it, with every cursor opened through it.
 
-    If it is `guarded`, its cursors are killed even if this process is (`session_guard`). A server
-    that answers hellos, but no request of a stream, counts as unreachable (`_ANSWERED_WITHIN`).
+    A server that answers hellos, but no request of a stream, counts as unreachable
+    (`_ANSWERED_WITHIN`).
     """
 
-    def __init__(self, options: StreamOptions, *, guarded: bool = False) -> None:
+    def __init__(self, options: StreamOptions) -> None:
         self._options = options
         self._connections = ExitStack()
         self._client = self._connected(socketTimeoutMS=int(_ANSWERED_WITHIN * 1000))
-        self._session: ClientSession | None = None
-        self._guard: SessionGuard | None = None
-        if guarded:
-            # Causal consistency would add a read concern, which change streams refuse.
-            self._session = self._client.start_session(causal_consistency=False)
-            self._guard = SessionGuard(options.uri, self._session.session_id)
 
     def watch_events(self, position: Position, shard: str | None = None) -> StreamCursor:
         """Return the stream of complete events after `position`, merged or of one shard.
@@ -266,8 +258,6 @@ class RouterClient:
 
     def close(self) -> None:
         """Close all connections; the server is waited for up to `_CLOSED_WITHIN`."""
-        if self._guard is not None:
-            self._guard.close()
         with pymongo.timeout(_CLOSED_WITHIN):
             self._connections.close()
 
@@ -294,7 +284,6 @@ class RouterClient:
     ) -> StreamCursor:
         cursor = target.aggregate(
             [{"$changeStream": change_stream}, *stages],
-            session=self._session,
             maxAwaitTimeMS=max(1, int(max_await * 1000)),
             **further,
         )

@@ -1,13 +1,11 @@
 """Retries after failures, and Debezium's options for them."""
 
-import json
 import socket
 import struct
 import time
 from collections.abc import Generator
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from io import StringIO
 from threading import Event, Thread, current_thread
 from typing import Any, cast
 from unittest.mock import Mock, patch
@@ -23,7 +21,7 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token
 from spark_sink.options.stream_options import RetryPolicy, parse_options
 from spark_sink.source.readers import MergerouterStreamReader
-from spark_sink.stream import router_client, session_guard
+from spark_sink.stream import router_client
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.raw_replies import one_ahead
 from spark_sink.stream.retries import Retries
@@ -224,15 +222,6 @@ def test_a_metric_never_fails_a_query() -> None:
     for error in (AutoReconnect("away"), StreamError("the server has no cluster time")):
         reader._planner = Mock(newest=Mock(side_effect=error))
         assert reader.reportLatestOffset() is None
-
-
-def test_a_guard_without_a_dns_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    guarded = {"uri": "mongodb+srv://cluster0.abcde.invalid/", "session": {}}
-    monkeypatch.setattr("sys.stdin", StringIO(json.dumps(guarded) + "\n"))
-    session_guard.main()
-    assert capsys.readouterr().err == ""
 
 
 def test_a_long_outage_does_not_count_as_a_stalled_stream() -> None:
