@@ -34,7 +34,7 @@ from functools import partial
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of
-from spark_sink.batches.event_rate import EventRate, ReportInbox
+from spark_sink.batches.event_rate import EventRate
 from spark_sink.batches.event_tasks import EventsTask, merged_tasks, shard_tasks
 from spark_sink.batches.lookahead import (
     IDLE_AFTER,
@@ -43,6 +43,7 @@ from spark_sink.batches.lookahead import (
     between_transactions,
 )
 from spark_sink.batches.query_start import cluster_time_at, query_started
+from spark_sink.batches.task_reports import ReportInbox
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import (
     AtTime,
@@ -122,8 +123,6 @@ class EventPlanner:
         self._plan: EventRange | None = None
         self._ahead: Lookahead | None = None  # of the events after `_plan`
         self._stop: AtTime | None = None
-        self._batch = 0  # the number of the latest batch
-        self._tasks = 0  # how many tasks it has
 
     def stop_at_present(self) -> None:
         """Plan only events from before this call from now on. Raises StreamError."""
@@ -156,12 +155,8 @@ class EventPlanner:
         batch ends where the stream is, without waiting for `idle_advance`. Raises StreamError.
         """
         if self._inbox is not None:
-            reports = self._inbox.read(self._batch)
-            if len(reports) == self._tasks:  # some of them would show too low a rate
-                end = None if self._plan is None else time_of(self._plan.end)
-                self._event_rate.learn_from_tasks(reports, end)
-        self._batch += 1
-        self._tasks = 0
+            end = None if self._plan is None else time_of(self._plan.end)
+            self._event_rate.learn_from_tasks(self._inbox.read(), end)
         if isinstance(start, FromNow):
             self._plan = EventRange(start, self._client.with_retries(self._beginning), 0)
         else:
@@ -190,8 +185,7 @@ class EventPlanner:
         tasks = merged_tasks(start, end, bounds)
         if shards is not None:
             tasks = shard_tasks(tasks, shards)
-        self._tasks = len(tasks)
-        address = None if self._inbox is None else self._inbox.address(self._batch)
+        address = None if self._inbox is None else self._inbox.address(len(tasks))
         return [replace(task, report_to=address) for task in tasks]
 
     @property

@@ -18,7 +18,7 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.event_planner import EventPlanner, EventRange
-from spark_sink.batches.event_rate import ReportInbox
+from spark_sink.batches.task_reports import ReportInbox
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.heartbeats import latest_heartbeat
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, time_of
