@@ -146,8 +146,8 @@ class JobFolder:
         if (last := self.checkpoint.last_planned()) is not None:
             is_known = old.options == record.options and old.since != ABOVE_ALL_TOKENS
             since = old.since if is_known else key_of(last.end.position)
-        known = {"cluster": record.cluster or old.cluster, "columns": old.columns}
-        self._write(replace(record, checkpoint=self._elsewhere, since=since, **known))
+        kept = replace(record, cluster=record.cluster or old.cluster, columns=old.columns)
+        self._write(replace(kept, checkpoint=self._elsewhere, since=since))
 
     def _write(self, record: JobRecord) -> None:
         self._folder.write("job.json", json.dumps(asdict(record), indent=2))

@@ -27,7 +27,6 @@ from spark_sink.folders import is_local
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource, JobStreamReader
 from spark_sink.jobs.job_tables import CURRENT, QUARANTINE, dated_schema
-from spark_sink.jobs.report.progress import WrittenBatch
 from spark_sink.jobs.table_commits import Findings, TableCommits
 from spark_sink.jobs.task_writer import TaskReport, TaskTables
 from spark_sink.options.scope import Scope
@@ -77,7 +76,7 @@ class JobQuery:
     findings: Findings | None = None
     epoch: int = 0
     keep_files: float | None = None
-    written: dict[int, WrittenBatch] = field(default_factory=dict, init=False)
+    written: dict[int, TaskReport] = field(default_factory=dict, init=False)
     """What the batches that are not reported yet have written, by their numbers."""
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
@@ -140,7 +139,8 @@ class JobQuery:
                 written.add(report)
         finally:
             reader.stop()  # it connects for the end of a snapshot
-        self.written[number] = commits.commit(rows.sparkSession, batch, written)
+        commits.commit(rows.sparkSession, batch, written)
+        self.written[number] = written
 
 
 def _reports(reader: JobStreamReader, rows: DataFrame, batch: Batch) -> list[TaskReport]:
