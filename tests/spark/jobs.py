@@ -46,10 +46,7 @@ def run_job(
     kept = JobRecord(namespaces, chosen, tables, **record)
     where.begin(kept)
     job = JobQuery(where, kept, shop.uri)
-    query = job.start(spark, None)
-    manager = "spark.sql.streaming.checkpointFileManagerClass"
-    assert spark.conf.get(manager, None) is None  # the session's other queries keep their own
-    query.awaitTermination()
+    job.start(spark, None).awaitTermination()
     return job
 
 
