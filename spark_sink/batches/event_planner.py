@@ -253,7 +253,11 @@ class EventPlanner:
         has_sample = len(ahead.tokens) >= _END_SAMPLE and self._event_rate.is_known
         if has_sample and (end := self._estimated_end(ahead, most, stop)) is not None:
             return end, most
-        ahead.read_sample(most, stop)
+        wanted = SAMPLE_SIZE if most is None else min(SAMPLE_SIZE, most + 1)
+        if stop is None:
+            ahead.read_sample(wanted)
+        else:  # what precedes a stop has happened: it needs no time to arrive
+            ahead.read_up_to(wanted, stop)
         if not ahead.tokens:
             return self._idle_end(start, ahead.position, least), 0
         if stop is not None and is_after(ahead.tokens[0], stop):
@@ -295,7 +299,8 @@ class EventPlanner:
         """
         ahead = Lookahead(self._stream(candidate), self._clock)
         with closing(ahead):
-            ahead.read_briefly(_END_SAMPLE, _END_TIMEOUT)
+            ahead.read_sample(_END_SAMPLE, _END_TIMEOUT)
+        ahead.is_idle = False  # the cursor is closed, and what follows the batch was read later
         if ahead.tokens:
             end = AtTime(ahead.tokens[0].cluster_time)
         elif ahead.position is not None and ahead.position.cluster_time > candidate.time:
