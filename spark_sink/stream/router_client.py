@@ -23,7 +23,7 @@ from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailu
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.options.stream_options import StreamOptions, parse_options
-from spark_sink.stream.raw_replies import StreamCursor
+from spark_sink.stream.raw_replies import CLOSED_WITHIN, StreamCursor
 from spark_sink.stream.retries import Retries, is_transient
 
 _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
@@ -38,8 +38,6 @@ _READING_AWAIT = 0.5
 # Seconds in which a server must answer a request of a stream. A member of a replica set needs many:
 # it reads its oplog up to an event or to the end, two seconds for a million entries.
 _ANSWERED_WITHIN = 1800.0
-# Seconds in which a server must confirm the end of sessions.
-_CLOSED_WITHIN = 5.0
 # Tokens of a reply to the planner, which rarely needs more.
 _TOKEN_BATCH = 500
 _TRANSACTIONS = ("lsid", "txnNumber")
@@ -257,8 +255,8 @@ class RouterClient:
             self.with_retries(self._watermark)
 
     def close(self) -> None:
-        """Close all connections; the server is waited for up to `_CLOSED_WITHIN`."""
-        with pymongo.timeout(_CLOSED_WITHIN):
+        """Close all connections; the server is waited for up to `CLOSED_WITHIN`."""
+        with pymongo.timeout(CLOSED_WITHIN):
             self._connections.close()
 
     def _watch(
