@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -78,10 +79,10 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     """
     count = CpuCount(args.router)
     begun = before = after = count.look()
-    skipped, written = 0, None
-    if args.tables:
+    skipped, written = 0, dict[int, TaskReport]() if args.tables else None
+    if written is not None:
         job_query = make_job(folder, args.tables, options_of(args))
-        query, written = job_query.start(spark, None), job_query.written
+        query = replace(job_query, wrote=written.__setitem__).start(spark, None)
     else:
         query = parquet_query(spark, args, folder)
     while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]

@@ -202,9 +202,9 @@ class _Start:
             options = self.record.source_options(settings.uri)
             verifier = Verifier(spark, folder, options, settings, self.metrics.add_round)
             findings = verifier.findings
-        job = JobQuery(folder, self.record, settings.uri, findings, self.epoch, settings.keep_files)
-        listeners, once = (self.metrics, self.router), self.trigger is None
-        report = ProgressReport(listeners, written=job.written, once=once)
+        report = ProgressReport((self.metrics, self.router), once=self.trigger is None)
+        started = (folder, self.record, settings.uri, findings, self.epoch, settings.keep_files)
+        job = JobQuery(*started, report.wrote)
 
         def report_all(running: StreamingQuery) -> None:
             report(running)

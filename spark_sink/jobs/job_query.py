@@ -8,9 +8,9 @@ that each change is in each table exactly once.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -58,6 +58,7 @@ class JobQuery:
     Args:
         uri: the router.
         findings, epoch, keep_files: as for `TableCommits`.
+        wrote: gets the number of each batch, and what it has written, in the query's thread.
     """
 
     folder: JobFolder
@@ -66,8 +67,7 @@ class JobQuery:
     findings: Findings | None = None
     epoch: int = 0
     keep_files: float | None = None
-    written: dict[int, TaskReport] = field(default_factory=dict, init=False)
-    """What the batches that are not reported yet have written, by their numbers."""
+    wrote: Callable[[int, TaskReport], object] = lambda *_: None
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
         """Start the query; an interrupted query continues from its checkpoint.
@@ -128,7 +128,7 @@ class JobQuery:
         finally:
             reader.stop()  # it connects for the end of a snapshot
         commits.commit(rows.sparkSession, batch, written)
-        self.written[number] = written
+        self.wrote(number, written)
 
 
 def _reports(reader: JobStreamReader, rows: DataFrame, batch: Batch) -> list[TaskReport]:

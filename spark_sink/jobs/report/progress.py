@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -136,7 +136,6 @@ class ProgressReport:
     Args:
         listeners: receive each batch, and what the query has reached.
         clock: the present, in seconds since 1970.
-        written: what the batches have written, by their numbers; those reported are removed.
         once: whether the query reads a snapshot alone.
     """
 
@@ -145,10 +144,9 @@ class ProgressReport:
         listeners: Sequence[ProgressReader] = (),
         clock: Callable[[], float] = time.time,
         *,
-        written: MutableMapping[int, TaskReport],
         once: bool = False,
     ) -> None:
-        self._written = written
+        self._written: dict[int, TaskReport] = {}  # of batches that Spark has not reported yet
         self._once = once
         self._listeners = listeners
         self._clock = clock
@@ -157,6 +155,10 @@ class ProgressReport:
         self._through = 0
         self._last: str | None = None  # the time of Spark's last report
         self._since = clock()  # when that was seen; infinite once a long batch is printed
+
+    def wrote(self, number: int, written: TaskReport) -> None:
+        """Note what a batch has written, before Spark reports it. Another thread may call it."""
+        self._written[number] = written
 
     def begin(self, last: LoggedBatch | None) -> None:
         """Print that the query has started, after the last committed batch, if any."""

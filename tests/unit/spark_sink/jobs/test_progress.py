@@ -57,8 +57,8 @@ class Query:
 def test_a_batch_is_told_once_with_rate_and_lag(capsys: pytest.CaptureFixture[str]) -> None:
     query = Query()
     metrics = JobMetrics()
-    written = {0: TaskReport({"bronze": [*"abc"]}, events=500)}  # type: ignore[list-item]
-    report = ProgressReport((metrics,), lambda: THROUGH + 4.0, written=written)
+    report = ProgressReport((metrics,), lambda: THROUGH + 4.0)
+    report.wrote(0, TaskReport({"bronze": [*"abc"]}, events=500))  # type: ignore[list-item]
     idle = {**progress(1), "durationMs": {"triggerExecution": 3}, "sources": []}
     for each in (progress(0), idle, progress(1)):
         query.recentProgress.append(each)
@@ -72,14 +72,14 @@ def test_a_batch_is_told_once_with_rate_and_lag(capsys: pytest.CaptureFixture[st
     assert "mergerouter_job_batches_total 2.0" in text
     assert "mergerouter_job_events_total 500.0" in text
     assert metrics.registry.get_sample_value("mergerouter_job_through_timestamp_seconds") == THROUGH
-    assert written == {}
+    assert report._written == {}
 
 
 def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     query, metrics = Query(), JobMetrics()
-    report = ProgressReport((metrics,), written={})
+    report = ProgressReport((metrics,))
 
     def through(*reports: dict[str, Any]) -> float | None:
         query.recentProgress += reports
@@ -114,7 +114,7 @@ def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still(
 
 def test_the_end_of_a_snapshot_alone_promises_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Its next start is refused."""
-    report = ProgressReport((), written={}, once=True)
+    report = ProgressReport((), once=True)
     end = Offset.of(json.loads(offset_at(0)))
     unfinished = replace(
         end,
@@ -130,7 +130,7 @@ def test_the_end_of_a_snapshot_alone_promises_nothing(capsys: pytest.CaptureFixt
 
 def test_a_batch_that_runs_for_long_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     query, now = Query(), [1000.0]
-    report = ProgressReport((), lambda: now[0], written={})
+    report = ProgressReport((), lambda: now[0])
     query.recentProgress.append(progress(0))
     for active in (False, True):
         query.status = {"isTriggerActive": active}
@@ -202,7 +202,7 @@ def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
 
 def test_the_part_of_a_snapshot_that_is_done_is_a_metric() -> None:
     query, metrics = Query(), JobMetrics()
-    report = ProgressReport((metrics,), lambda: THROUGH, written={})
+    report = ProgressReport((metrics,), lambda: THROUGH)
     plan = SnapshotPlan(TIME, end=Mark("items"), progress=Progress(2, 1, share=0.5))
     running = SnapshotQueue(requests=(SnapshotRequest.initial(TIME, plan),))
     for each, ratio in ((progress(0, snapshots=to_document(running)), 0.75), (progress(1), 1)):

@@ -87,7 +87,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def start(job: JobQuery, _spark: object, _trigger: str) -> EndedQuery:
         happened.append("query starts")
-        job.written[0] = TaskReport(events=7)
+        job.wrote(0, TaskReport(events=7))
         return EndedQuery()
 
     def send(report: RouterReport, *, ended: bool = False) -> None:
