@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +22,8 @@ from spark_sink.debezium import to_debezium
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_tables import MESSAGES
-from spark_sink.jobs.report.progress import WrittenBatch, batch_progress
+from spark_sink.jobs.report.progress import batch_progress
+from spark_sink.jobs.task_writer import TaskReport
 from spark_sink.tables.delta_log import DeltaLog
 
 # Batches of a query that include its start, and are not yet of full size.
@@ -77,10 +79,10 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     """
     count = CpuCount(args.router)
     begun = before = after = count.look()
-    skipped, written = 0, None
-    if args.tables:
+    skipped, written = 0, dict[int, TaskReport]() if args.tables else None
+    if written is not None:
         job_query = make_job(folder, args.tables, options_of(args))
-        query, written = job_query.start(spark, None), job_query.written
+        query = replace(job_query, wrote=written.__setitem__).start(spark, None)
     else:
         query = parquet_query(spark, args, folder)
     while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]
@@ -139,19 +141,18 @@ def options_of(args: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def full_batches(query: Any, written: Mapping[int, WrittenBatch] | None) -> list[tuple[Any, int]]:
+def full_batches(query: Any, written: Mapping[int, TaskReport] | None) -> list[tuple[Any, int]]:
     """Return the progress of the query's batches that had events, and their number.
 
     Spark counts them, except those that a job has `written`.
     """
-    batches = [
-        (progress, batch_progress(progress, 0.0, written)) for progress in query.recentProgress
-    ]
-    return [
-        (progress, batch.written.events)
+    batches = [(progress, batch_progress(progress, 0.0)) for progress in query.recentProgress]
+    counted = [
+        (progress, (batch.written if written is None else written[batch.number]).events)
         for progress, batch in batches
-        if batch and batch.written.events
+        if batch
     ]
+    return [(progress, events) for progress, events in counted if events]
 
 
 class CpuCount:

@@ -424,11 +424,11 @@ def at(
     from spark_sink.jobs.report.progress import printed_progress
 
     with printed_progress():
-        batch = versions_at(_job_in(out), argument(cluster_time, time, "TIME"))
-    cut, versions = batch.cut, {name: number for name, (number, _) in batch.versions.items()}
+        batch, cut, states = versions_at(_job_in(out), argument(cluster_time, time, "TIME"))
+    versions = {name: version for name, (version, _) in states.items()}
     if as_json:
         before = [cut.time, cut.inc]
-        typer.echo(json.dumps({"batch": batch.number, "before": before, "versions": versions}))
+        typer.echo(json.dumps({"batch": batch, "before": before, "versions": versions}))
         return
     typer.echo(f"all events before {cut.as_datetime().isoformat()} ({cut.time},{cut.inc})")
     for name, version in versions.items():

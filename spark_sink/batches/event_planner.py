@@ -34,7 +34,7 @@ from functools import partial
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of
-from spark_sink.batches.event_rate import EventRate, ReportInbox
+from spark_sink.batches.event_rate import EventRate
 from spark_sink.batches.event_tasks import EventsTask, merged_tasks, shard_tasks
 from spark_sink.batches.lookahead import (
     IDLE_AFTER,
@@ -43,6 +43,7 @@ from spark_sink.batches.lookahead import (
     between_transactions,
 )
 from spark_sink.batches.query_start import cluster_time_at, query_started
+from spark_sink.batches.task_reports import ReportInbox
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import (
     AtTime,
@@ -122,8 +123,6 @@ class EventPlanner:
         self._plan: EventRange | None = None
         self._ahead: Lookahead | None = None  # of the events after `_plan`
         self._stop: AtTime | None = None
-        self._batch = 0  # the number of the latest batch
-        self._tasks = 0  # how many tasks it has
 
     def stop_at_present(self) -> None:
         """Plan only events from before this call from now on. Raises StreamError."""
@@ -156,12 +155,8 @@ class EventPlanner:
         batch ends where the stream is, without waiting for `idle_advance`. Raises StreamError.
         """
         if self._inbox is not None:
-            reports = self._inbox.read(self._batch)
-            if len(reports) == self._tasks:  # some of them would show too low a rate
-                end = None if self._plan is None else time_of(self._plan.end)
-                self._event_rate.learn_from_tasks(reports, end)
-        self._batch += 1
-        self._tasks = 0
+            end = None if self._plan is None else time_of(self._plan.end)
+            self._event_rate.learn_from_tasks(self._inbox.read(), end)
         if isinstance(start, FromNow):
             self._plan = EventRange(start, self._client.with_retries(self._beginning), 0)
         else:
@@ -190,8 +185,7 @@ class EventPlanner:
         tasks = merged_tasks(start, end, bounds)
         if shards is not None:
             tasks = shard_tasks(tasks, shards)
-        self._tasks = len(tasks)
-        address = None if self._inbox is None else self._inbox.address(self._batch)
+        address = None if self._inbox is None else self._inbox.address(len(tasks))
         return [replace(task, report_to=address) for task in tasks]
 
     @property
@@ -259,7 +253,11 @@ class EventPlanner:
         has_sample = len(ahead.tokens) >= _END_SAMPLE and self._event_rate.is_known
         if has_sample and (end := self._estimated_end(ahead, most, stop)) is not None:
             return end, most
-        ahead.read_sample(most, stop)
+        wanted = SAMPLE_SIZE if most is None else min(SAMPLE_SIZE, most + 1)
+        if stop is None:
+            ahead.read_sample(wanted)
+        else:  # what precedes a stop has happened: it needs no time to arrive
+            ahead.read_up_to(wanted, stop)
         if not ahead.tokens:
             return self._idle_end(start, ahead.position, least), 0
         if stop is not None and is_after(ahead.tokens[0], stop):
@@ -301,7 +299,8 @@ class EventPlanner:
         """
         ahead = Lookahead(self._stream(candidate), self._clock)
         with closing(ahead):
-            ahead.read_briefly(_END_SAMPLE, _END_TIMEOUT)
+            ahead.read_sample(_END_SAMPLE, _END_TIMEOUT)
+        ahead.is_idle = False  # the cursor is closed, and what follows the batch was read later
         if ahead.tokens:
             end = AtTime(ahead.tokens[0].cluster_time)
         elif ahead.position is not None and ahead.position.cluster_time > candidate.time:

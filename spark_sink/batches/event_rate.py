@@ -3,25 +3,15 @@
 A cluster time is a second and an ordinal within it. The estimate treats it as a real number, whose
 fraction is the ordinal divided by the events of a second, and assumes an even rate. Nothing but the
 size of batches depends on the estimate.
-
-Tasks report what they have read, so that on a steady backlog batches have the requested size. Spark
-has no way for a task to answer its planner, so each sends one datagram. A lost or late report only
-makes the size of the next batch less exact, so nothing waits for one, and a network that drops them
-does no harm.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import secrets
-import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from bson.timestamp import Timestamp
 
-from spark_sink.dataclass_json import from_document, to_document
+from spark_sink.batches.task_reports import ReadStats
 
 # Ordinals of a second before a second was read to its end. A large number makes the first batches
 # too small rather than too large, because a batch then ends with its first second.
@@ -30,20 +20,6 @@ _UNKNOWN_TICKS = 1 << 17
 _CHANGED = 4.0
 # Events of a batch while the size of events is unknown.
 _UNKNOWN_SIZE_EVENTS = 1000
-
-
-@dataclass(frozen=True)
-class ReadStats:
-    """What a task has read: events, their bytes, and the cluster times of the first and the last.
-
-    `ticks` is the highest ordinal in a second that was read to its end, 0 if there is none.
-    """
-
-    events: int
-    size: int
-    first: Timestamp
-    last: Timestamp
-    ticks: int = 0
 
 
 class EventRate:
@@ -113,72 +89,3 @@ class EventRate:
     def _time(self, moment: float) -> Timestamp:
         second = int(moment)
         return Timestamp(second, int((moment - second) * (self._ticks or _UNKNOWN_TICKS)))
-
-
-_MAX_LENGTH = 512
-_MAX_DATAGRAMS = 10_000
-Address = tuple[str, int, str]
-"""Host and port of a planner's socket, and the word that a report of its tasks begins with."""
-
-
-class ReportInbox:
-    """The planner's datagram socket, on the network interface that leads to the router.
-
-    Reports carry a random word that only this planner's tasks know; all others are dropped.
-    """
-
-    def __init__(self, router: tuple[str, int]) -> None:
-        self._word = secrets.token_hex(8)
-        self._socket: socket.socket | None = None
-        with contextlib.suppress(OSError):  # without it samples alone give the size of batches
-            self._socket = _bound(router)
-
-    def address(self, batch: int) -> Address | None:
-        """Return where the tasks of a batch report to; None without a socket."""
-        if self._socket is None:
-            return None
-        host, port = self._socket.getsockname()[:2]
-        return host, port, f"{self._word}-{batch}"
-
-    def read(self, batch: int) -> list[ReadStats]:
-        """Return the reports about a batch; all others are dropped."""
-        reports: list[ReadStats] = []
-        if self._socket is None:
-            return reports
-        for _ in range(_MAX_DATAGRAMS):
-            try:
-                word, document = json.loads(self._socket.recv(_MAX_LENGTH))
-            except OSError:
-                break
-            except (ValueError, TypeError):
-                continue
-            if word == f"{self._word}-{batch}":
-                reports.append(from_document(ReadStats, document))
-        return reports
-
-    def close(self) -> None:
-        """Close the socket."""
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = None
-
-
-def report(stats: ReadStats, address: Address) -> None:
-    """Send what a task has read to the planner's address; failures are ignored."""
-    host, port, word = address
-    line = [word, to_document(stats)]
-    with contextlib.suppress(OSError):
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as sender:
-            sender.sendto(json.dumps(line).encode(), (host, port))
-
-
-def _bound(router: tuple[str, int]) -> socket.socket:
-    family, _, _, _, address = socket.getaddrinfo(*router, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # sends nothing, but chooses the interface
-        host = probe.getsockname()[0]
-    inbox = socket.socket(family, socket.SOCK_DGRAM)
-    inbox.bind((host, 0))
-    inbox.setblocking(False)
-    return inbox

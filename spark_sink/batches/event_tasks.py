@@ -15,7 +15,7 @@ from itertools import pairwise
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of, is_of_document
-from spark_sink.batches.event_rate import Address, ReadStats
+from spark_sink.batches.task_reports import Address, ReadStats
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of, time_of
 from spark_sink.events.runs import Run
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy

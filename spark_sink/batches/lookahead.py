@@ -70,46 +70,35 @@ class Lookahead:
         """Kill the cursor; a later read opens another one."""
         self._cursor.close()
 
-    def read_sample(self, most: int | None, stop: AtTime | None) -> None:
-        """Read until the stream is idle, the time is over, the sample is full, or beyond `stop`."""
-        wanted = SAMPLE_SIZE if most is None else min(SAMPLE_SIZE, most + 1)
-        self.is_idle = False
-        if stop is not None:  # what precedes a stop has happened: it needs no time to arrive
-            self.read_up_to(wanted, stop)
-            return
+    def read_sample(self, wanted: int, patience: float = FIRST_EVENT_TIMEOUT) -> None:
+        """Read until the stream is idle, the time is over, or there are `wanted` events.
+
+        Wait for the first event for `patience` seconds, and then sample for SAMPLE_SECONDS.
+        """
         tokens, cursor, begun_at = self.tokens, self._cursor, self._clock()
-        sample_until = begun_at + SAMPLE_SECONDS
-        while len(tokens) < wanted:
+        until = begun_at + SAMPLE_SECONDS
+        self.is_idle = False
+        while len(tokens) < wanted and not self.is_idle:
             is_first = not tokens
-            cursor.max_await = FIRST_EVENT_TIMEOUT if is_first else IDLE_AFTER
+            cursor.max_await = patience if is_first else IDLE_AFTER
             has_read, now = self._read(), self._clock()
             if is_first:
-                sample_until = now + SAMPLE_SECONDS
-            if has_read and now >= sample_until and self._spans_several_times:
-                return
-            if not has_read and (tokens or now - begun_at >= FIRST_EVENT_TIMEOUT):
-                self.is_idle = bool(tokens)
+                until = now + SAMPLE_SECONDS
+            if has_read and now >= until and self._spans_several_times:
                 return
             if not has_read:
+                if not tokens and now - begun_at >= patience:
+                    return
+                self.is_idle = bool(tokens)
                 cursor.require_progress(begun_at)
 
     def read_up_to(self, wanted: int, stop: AtTime | None) -> None:
         """Read until there are `wanted` events, the stream is idle, or beyond `stop`."""
-        begun_at = self._clock()
+        begun_at, self.is_idle = self._clock(), False
         while len(self.tokens) < wanted and not (self.is_idle or self._passes(stop)):
             if not self._read():
                 self.is_idle = stop is None or self._cursor.has_passed(stop)
                 self._cursor.require_progress(begun_at)
-
-    def read_briefly(self, wanted: int, seconds: float) -> None:
-        """Read up to `wanted` events: for `seconds`, and SAMPLE_SECONDS from the first event on."""
-        until = self._clock() + seconds
-        while len(self.tokens) < wanted and self._clock() < until:
-            is_first = not self.tokens
-            if self._read():
-                until = self._clock() + SAMPLE_SECONDS if is_first else until
-            elif self.tokens:
-                break
 
     def cut(self, most: int | None, stop: AtTime | None) -> tuple[Position, int]:
         """Drop the events of a batch of about `most`; return its end and their number.

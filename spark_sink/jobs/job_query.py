@@ -8,10 +8,9 @@ that each change is in each table exactly once.
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -23,11 +22,9 @@ from pyspark.sql.types import StructType
 
 from spark_sink.dataclass_json import to_json
 from spark_sink.errors import OptionError
-from spark_sink.folders import is_local
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource, JobStreamReader
 from spark_sink.jobs.job_tables import CURRENT, QUARANTINE, dated_schema
-from spark_sink.jobs.report.progress import WrittenBatch
 from spark_sink.jobs.table_commits import Findings, TableCommits
 from spark_sink.jobs.task_writer import TaskReport, TaskTables
 from spark_sink.options.scope import Scope
@@ -52,14 +49,6 @@ from spark_sink.tables.table_state import Batch
 _MAX_EVENTS, _TASK_EVENTS = 400_000, 50_000
 # How far a verified table may be behind in an idle cluster: its commits contain the result.
 _IDLE_ADVANCE = {"idleAdvanceSeconds": "30"}
-# How Spark writes a query's log to a local folder. Its default starts a program for each file, to
-# set permissions: 85 ms a batch, and 20 ms with this. Both write a file aside and rename it.
-_LOG_WRITER = "spark.sql.streaming.checkpointFileManagerClass"
-_BY_RENAME = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
-_STARTS = threading.Lock()
-"""Held while a job changes the settings of its session, which other jobs may have, too."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +58,7 @@ class JobQuery:
     Args:
         uri: the router.
         findings, epoch, keep_files: as for `TableCommits`.
+        wrote: gets the number of each batch, and what it has written, in the query's thread.
     """
 
     folder: JobFolder
@@ -77,8 +67,7 @@ class JobQuery:
     findings: Findings | None = None
     epoch: int = 0
     keep_files: float | None = None
-    written: dict[int, WrittenBatch] = field(default_factory=dict, init=False)
-    """What the batches that are not reported yet have written, by their numbers."""
+    wrote: Callable[[int, TaskReport], object] = lambda *_: None
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
         """Start the query; an interrupted query continues from its checkpoint.
@@ -95,21 +84,18 @@ class JobQuery:
         options[TABLES] = to_json(self._task_tables(parsed.scope))
         spark.dataSource.register(JobSource)
         reader = JobSource(dict(options)).streamReader(StructType())  # an old Spark refuses itself
-        checkpoint = self.folder.checkpoint.address
-        folder = JobFolder(self.folder.address, checkpoint)  # batches do not look it up
         commits = TableCommits(
-            folder, self.record, self.epoch, form, rows, self.findings, self.keep_files
+            self.folder, self.record, self.epoch, form, rows, self.findings, self.keep_files
         )
         commit = partial(self._commit, commits, cast("JobStreamReader", reader))
         reports = spark.readStream.format(FORMAT).options(**options).load()
         writer = reports.writeStream.foreachBatch(commit)
-        writer = writer.option("checkpointLocation", checkpoint)
+        writer = writer.option("checkpointLocation", self.folder.checkpoint.address)
         if trigger is None:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=trigger)
-        with _log_by_rename(spark, checkpoint):
-            return writer.queryName(f"mergerouter {self.folder.address}").start()
+        return writer.queryName(f"mergerouter {self.folder.address}").start()
 
     def _form(self, options: StreamOptions) -> TableForm:
         """Return the form of the current table; a new typed one has the fields of shard keys."""
@@ -141,7 +127,8 @@ class JobQuery:
                 written.add(report)
         finally:
             reader.stop()  # it connects for the end of a snapshot
-        self.written[number] = commits.commit(rows.sparkSession, batch, written)
+        commits.commit(rows.sparkSession, batch, written)
+        self.wrote(number, written)
 
 
 def _reports(reader: JobStreamReader, rows: DataFrame, batch: Batch) -> list[TaskReport]:
@@ -153,23 +140,6 @@ def _reports(reader: JobStreamReader, rows: DataFrame, batch: Batch) -> list[Tas
             return [reader.write(tasks, end.scope, batch.number)]
     rows.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, str(batch.number))
     return reports_in(TaskReport, rows)
-
-
-@contextmanager
-def _log_by_rename(spark: SparkSession, checkpoint: str) -> Iterator[None]:
-    """Let the query that the block starts write its log by renames, if its folder is local.
-
-    A query takes the setting when it starts. It is the session's, so other queries get it back.
-    """
-    with _STARTS:
-        if not is_local(checkpoint) or spark.conf.get(_LOG_WRITER, None) is not None:
-            yield
-            return
-        spark.conf.set(_LOG_WRITER, _BY_RENAME)
-        try:
-            yield
-        finally:
-            spark.conf.unset(_LOG_WRITER)
 
 
 def job_options(given: Mapping[str, str], tasks: int) -> dict[str, str]:

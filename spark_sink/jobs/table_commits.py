@@ -26,7 +26,6 @@ from spark_sink.jobs.job_tables import (
     TRANSACTIONS,
     dated_schema,
 )
-from spark_sink.jobs.report.progress import WrittenBatch
 from spark_sink.jobs.task_writer import TaskReport
 from spark_sink.options.scope import Scope
 from spark_sink.rows.arrow_types import arrow_schema
@@ -116,13 +115,13 @@ class TableCommits:
         begin, offset = checkpoint.offset(number - 1), checkpoint.offset(number)
         return Batch(checkpoint.query() or "", number, offset, begin)
 
-    def commit(self, spark: SparkSession | None, batch: Batch, written: TaskReport) -> WrittenBatch:
+    def commit(self, spark: SparkSession | None, batch: Batch, written: TaskReport) -> None:
         """Commit what tasks have written of a batch, and its transactions and notifications.
 
-        The notifications are last: a batch whose notifications are written is in all tables.
-        Without `spark` the work is done in this process.
+        Its `seconds` are set. The notifications are last: a batch whose notifications are written
+        is in all tables. Without `spark` the work is done in this process.
         """
-        end, seconds, logs = Offset.of(batch.offset), dict[str, float](), self._logs
+        end, seconds, logs = Offset.of(batch.offset), written.seconds, self._logs
         if self.findings is not None:
             batch = replace(batch, verified=self.findings.verified)
             written.changes.add(self.findings.removals())
@@ -144,8 +143,6 @@ class TableCommits:
         if self.keep_files is not None:
             for log in (*logs.values(), *([self._current.log] if self._current else ())):
                 log.keep_files(self.keep_files)
-        files = sum(len(written.parts.get(name, ())) for name in self._appended)
-        return WrittenBatch(written.events, files, written.counts, seconds)
 
     def _after(self, batch: Batch, filled: Collection[str]) -> Batch:
         """Return the batch with the number, by table, of the newest batch that has rows in it.

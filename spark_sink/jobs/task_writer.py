@@ -117,7 +117,8 @@ class TaskReport:
     """What a task, or all tasks of a batch, have written and read.
 
     `parts` are the files for BRONZE, MESSAGES and QUARANTINE, and `counts` the numbers of rows by
-    namespace and `op`. `events` also counts documents of snapshots.
+    namespace and `op`. `events` also counts documents of snapshots. `seconds` are those in which
+    the driver has merged and committed the batch, by table.
     """
 
     parts: dict[str, list[PartFile]] = field(default_factory=dict)
@@ -125,6 +126,12 @@ class TaskReport:
     transactions: Transactions = field(default_factory=Transactions)
     counts: list[tuple[str, str, int]] = field(default_factory=list)
     events: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def files(self) -> int:
+        """The number of files with the rows, in bronze and messages."""
+        return sum(len(parts) for name, parts in self.parts.items() if name != QUARANTINE)
 
     def add(self, other: TaskReport) -> None:
         """Add what another task has written and read."""

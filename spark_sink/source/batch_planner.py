@@ -18,7 +18,7 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.event_planner import EventPlanner, EventRange
-from spark_sink.batches.event_rate import ReportInbox
+from spark_sink.batches.task_reports import ReportInbox
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.heartbeats import latest_heartbeat
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, time_of
@@ -115,7 +115,7 @@ class BatchPlanner:
         Raises StreamError if the server cannot be reached, and OptionError.
         """
         with ExitStack() as opened:
-            client = opened.enter_context(closing(RouterClient(options, guarded=True)))
+            client = opened.enter_context(closing(RouterClient(options)))
             client.require_reachable()
             inbox = opened.enter_context(closing(ReportInbox(client.address)))
             planner = EventPlanner(client, options, inbox, loaded=loaded)

@@ -14,9 +14,13 @@ They translate between these interfaces and the planners and tasks, which do not
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from threading import current_thread, main_thread
 from typing import Any, cast
 
 import pyarrow as pa
@@ -136,8 +140,24 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def planner(self) -> BatchPlanner:
         """What plans the batches, connected at first use. Raises StreamError and OptionError."""
         if self._planner is None:
+            _exit_on_sigterm()
             self._planner = BatchPlanner.connected(self.options, self._output, self._loaded)
         return self._planner
+
+
+def _exit_on_sigterm() -> None:
+    """Let SIGTERM, with which Spark ends the process of a planner, close the cursors there.
+
+    Otherwise the router would keep them for ten minutes. A process that has another handler keeps
+    that one, such as the driver of a job.
+    """
+
+    def leave(*_: object) -> None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - Spark has closed the connection
+        sys.exit()
+
+    if current_thread() is main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, leave)
 
 
 class MergerouterBatchReader(DataSourceReader):

@@ -12,8 +12,8 @@ import pyarrow as pa
 from bson.timestamp import Timestamp
 from pyspark.sql.datasource import InputPartition
 
-from spark_sink.batches.event_rate import report
 from spark_sink.batches.event_tasks import EventsTask, TaskReader
+from spark_sink.batches.task_reports import report
 from spark_sink.events.header import join_fragments
 from spark_sink.events.positions import AtTime, Position, Token, after
 from spark_sink.events.runs import Run, run_of, sort_key

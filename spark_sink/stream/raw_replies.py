@@ -16,11 +16,14 @@ from threading import Thread, current_thread
 from typing import Any, TypeVar
 
 import bson
+import pymongo
 
 from spark_sink.events.slices import Slice, documents_in, values_in
 
 _Reply = TypeVar("_Reply")
 _READER = "mergerouter-reply"
+CLOSED_WITHIN = 5.0
+"""Seconds in which a server must confirm the end of cursors and sessions."""
 
 
 class StreamCursor:
@@ -54,8 +57,9 @@ class StreamCursor:
         return events
 
     def close(self) -> None:
-        """Kill the cursor."""
-        self._cursor.close()
+        """Kill the cursor; the server is waited for up to CLOSED_WITHIN."""
+        with pymongo.timeout(CLOSED_WITHIN):
+            self._cursor.close()
 
 
 def replies(cursor: Any) -> Iterator[list[bytes]]:

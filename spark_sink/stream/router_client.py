@@ -17,16 +17,14 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient, ReadPreference
-from pymongo.client_session import ClientSession
 from pymongo.database import Database
 from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailure, PyMongoError
 
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.options.stream_options import StreamOptions, parse_options
-from spark_sink.stream.raw_replies import StreamCursor
+from spark_sink.stream.raw_replies import CLOSED_WITHIN, StreamCursor
 from spark_sink.stream.retries import Retries, is_transient
-from spark_sink.stream.session_guard import SessionGuard
 
 _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
 
@@ -40,8 +38,6 @@ _READING_AWAIT = 0.5
 # Seconds in which a server must answer a request of a stream. A member of a replica set needs many:
 # it reads its oplog up to an event or to the end, two seconds for a million entries.
 _ANSWERED_WITHIN = 1800.0
-# Seconds in which a server must confirm the end of sessions.
-_CLOSED_WITHIN = 5.0
 # Tokens of a reply to the planner, which rarely needs more.
 _TOKEN_BATCH = 500
 _TRANSACTIONS = ("lsid", "txnNumber")
@@ -84,20 +80,14 @@ class Shard:
 class RouterClient:
     """Connections to one server. Its owner closes it, with every cursor opened through it.
 
-    If it is `guarded`, its cursors are killed even if this process is (`session_guard`). A server
-    that answers hellos, but no request of a stream, counts as unreachable (`_ANSWERED_WITHIN`).
+    A server that answers hellos, but no request of a stream, counts as unreachable
+    (`_ANSWERED_WITHIN`).
     """
 
-    def __init__(self, options: StreamOptions, *, guarded: bool = False) -> None:
+    def __init__(self, options: StreamOptions) -> None:
         self._options = options
         self._connections = ExitStack()
         self._client = self._connected(socketTimeoutMS=int(_ANSWERED_WITHIN * 1000))
-        self._session: ClientSession | None = None
-        self._guard: SessionGuard | None = None
-        if guarded:
-            # Causal consistency would add a read concern, which change streams refuse.
-            self._session = self._client.start_session(causal_consistency=False)
-            self._guard = SessionGuard(options.uri, self._session.session_id)
 
     def watch_events(self, position: Position, shard: str | None = None) -> StreamCursor:
         """Return the stream of complete events after `position`, merged or of one shard.
@@ -265,10 +255,8 @@ class RouterClient:
             self.with_retries(self._watermark)
 
     def close(self) -> None:
-        """Close all connections; the server is waited for up to `_CLOSED_WITHIN`."""
-        if self._guard is not None:
-            self._guard.close()
-        with pymongo.timeout(_CLOSED_WITHIN):
+        """Close all connections; the server is waited for up to `CLOSED_WITHIN`."""
+        with pymongo.timeout(CLOSED_WITHIN):
             self._connections.close()
 
     def _watch(
@@ -294,7 +282,6 @@ class RouterClient:
     ) -> StreamCursor:
         cursor = target.aggregate(
             [{"$changeStream": change_stream}, *stages],
-            session=self._session,
             maxAwaitTimeMS=max(1, int(max_await * 1000)),
             **further,
         )

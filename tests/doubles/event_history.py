@@ -13,7 +13,7 @@ from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.event_planner import EventPlanner
-from spark_sink.batches.event_rate import ReadStats, ReportInbox
+from spark_sink.batches.task_reports import ReadStats, ReportInbox
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.events.runs import Run, run_of
 from spark_sink.options.stream_options import StreamOptions
@@ -215,10 +215,10 @@ class Inbox(ReportInbox):
     def __init__(self) -> None:
         self.stats_of_tasks: list[ReadStats] = []
 
-    def address(self, batch: int) -> None:
+    def address(self, tasks: int) -> None:
         return None
 
-    def read(self, batch: int) -> list[ReadStats]:
+    def read(self) -> list[ReadStats]:
         stats_of_tasks, self.stats_of_tasks = self.stats_of_tasks, []
         return stats_of_tasks
 

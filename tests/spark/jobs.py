@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, DEFAULT_TABLES, MESSAGES, TRANSACTIONS
+from spark_sink.jobs.task_writer import TaskReport
 from spark_sink.options.scope import namespace_options
 from spark_sink.verification.verify_job import verify_job
 from tests.spark.conftest import Shop
@@ -28,8 +29,8 @@ def run_job(
     names: Sequence[str] = (),
     options: Mapping[str, str] = _NONE,
     **record: Any,
-) -> JobQuery:
-    """Run a job up to the present, and return it.
+) -> dict[int, TaskReport]:
+    """Run a job up to the present; return what its batches have written, by their numbers.
 
     Args:
         spark: the session.
@@ -45,12 +46,10 @@ def run_job(
     where = JobFolder(str(folder))
     kept = JobRecord(namespaces, chosen, tables, **record)
     where.begin(kept)
-    job = JobQuery(where, kept, shop.uri)
-    query = job.start(spark, None)
-    manager = "spark.sql.streaming.checkpointFileManagerClass"
-    assert spark.conf.get(manager, None) is None  # the session's other queries keep their own
-    query.awaitTermination()
-    return job
+    written: dict[int, TaskReport] = {}
+    job = JobQuery(where, kept, shop.uri, wrote=written.__setitem__)
+    job.start(spark, None).awaitTermination()
+    return written
 
 
 def forget_last_commit(folder: Path) -> int:

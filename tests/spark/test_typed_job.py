@@ -18,8 +18,9 @@ from spark_sink import read_at
 from spark_sink.errors import OptionError
 from spark_sink.jobs.history import recovery
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.job_query import JobQuery, table_form
+from spark_sink.jobs.job_query import table_form
 from spark_sink.jobs.report.status import lines_of, status_of
+from spark_sink.jobs.task_writer import TaskReport
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.verification.collection_comparison import Comparison
 from spark_sink.verification.verify_job import verify_job
@@ -30,8 +31,8 @@ pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(600)]
 TABLES = ("bronze", "current")
 
 
-def run_typed(spark: SparkSession, shop: Shop, folder: Path, **form: Any) -> JobQuery:
-    """Run the job up to the present, and return it."""
+def run_typed(spark: SparkSession, shop: Shop, folder: Path, **form: Any) -> dict[int, TaskReport]:
+    """Run the job up to the present; return what its batches have written."""
     return run_job(spark, shop, folder, TABLES, names=[f"{shop.database}.orders"], **form)
 
 
@@ -58,7 +59,7 @@ def test_columns_follow_the_documents_of_a_job(
     shop.orders.update_one({"_id": 4, "customer": 4}, {"$set": {"at": "noon"}})
     shop.orders.delete_one({"_id": 5, "customer": 5})
     name, counted = f"{shop.database}.orders", Counter[tuple[str, str]]()
-    for batch in run_typed(spark, shop, tmp_path, **form).written.values():
+    for batch in run_typed(spark, shop, tmp_path, **form).values():
         counted.update({(of, op): number for of, op, number in batch.counts})
     assert (counted[name, "u"], counted[name, "d"]) == (3, 1)
     rows = rows_of(tmp_path)

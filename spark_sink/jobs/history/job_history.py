@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain, groupby
 from typing import Any
 
@@ -36,36 +36,6 @@ from spark_sink.tables.table_state import TableState
 
 Versions = Mapping[str, tuple[int, TableState]]
 """The numbers of versions and their states, by table."""
-
-
-@dataclass(frozen=True)
-class PastBatch:
-    """A batch: its number, its end, and the state in which it left a table that has all batches.
-
-    `versions` are those of the tables that it left, if they were looked up.
-    """
-
-    number: int
-    end: Offset
-    state: TableState
-    versions: Versions = field(default_factory=dict)
-
-    @property
-    def cut(self) -> Timestamp:
-        """The first cluster time whose events the batch does not have completely."""
-        return cut_of(self.end)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the table had all documents as of the batch's end: no older and no later ones.
-
-        A row that a snapshot has read is newer than its batch until the stream passes its time.
-        """
-        if self.end.snapshots.requests or self.end.snapshots.batch.reading or self.end.sought:
-            return False
-        state = self.state
-        marks = [mark for mark in (state.complete_from, *state.complete_in.values()) if mark]
-        return not state.unread and all(cluster_time_of(mark) <= self.cut for mark in marks)
 
 
 class JobHistory:
@@ -97,27 +67,28 @@ class JobHistory:
             cut = cluster_time_of(first)
         return cut
 
-    def complete_before(self, cut: Timestamp) -> Iterator[PastBatch]:
+    def complete_before(self, cut: Timestamp) -> Iterator[tuple[int, Offset, Versions]]:
         """Return the complete batches that end before a cut and that all tables have, newest first.
 
-        Each has its versions.
+        Each is its number, its end, and the versions of the tables that it has left.
         """
-        for read, batch in enumerate(self._before(cut), 1):
-            number = batch.number
+        for read, (state, end) in enumerate(self._before(cut), 1):
+            number = state.batch.number
             REPORT_PROGRESS.get()("batches before the time read", read, number + read)
-            versions = self._versions(number) if batch.is_complete else {}
+            versions = self._versions(number) if _is_complete(state, end) else {}
             newest = {name: state.batch.number for name, (_, state) in versions.items()}
             if all(newest.get(name) == number for name in self._with_all):
-                yield replace(batch, versions=versions)
+                yield number, end, versions
 
-    def whole_before(self) -> PastBatch:
+    def whole_before(self) -> tuple[int, Offset, Versions]:
         """Return the newest such batch up to the time that divides no transaction or cluster time.
 
         Raises StreamError if there is none.
         """
         for batch in self.complete_before(after(self._time).time):
-            key = key_of(batch.end.position)
-            if self._divided_by(key) is None and not self._has_events(key, batch.cut):
+            end = batch[1]
+            key = key_of(end.position)
+            if self._divided_by(key) is None and not self._has_events(key, cut_of(end)):
                 return batch
         raise self.no_versions_error()
 
@@ -128,7 +99,7 @@ class JobHistory:
         """
         chosen: list[tuple[str, str, Any]] = [(TOKENS[name], "<=", high_water_mark(cut))]
         if CURRENT in self.logs and BRONZE not in self.logs:
-            newest = next((batch.number for batch in self.complete_before(cut)), -1)
+            newest = next((number for number, *_ in self.complete_before(cut)), -1)
             chosen.append((BATCH, "<=", newest))
         return chosen
 
@@ -139,7 +110,7 @@ class JobHistory:
         Raises StreamError if the job has left out events before the cut, and not read the
         collections since.
         """
-        ends = (batch.end for batch in self._before(cut))
+        ends = (end for _, end in self._before(cut))
         end = next(ends, Offset(AtTime(cut)))
         if end.sought is not None:
             raise StreamError(
@@ -190,8 +161,11 @@ class JobHistory:
             if version < 0 and 0 < first == len(every) and is_before(newest):
                 yield first - 1, newest
 
-    def _before(self, cut: Timestamp) -> Iterator[PastBatch]:
-        """Return the batches that end before a cut, the newest first."""
+    def _before(self, cut: Timestamp) -> Iterator[tuple[TableState, Offset]]:
+        """Return the batches that end before a cut, the newest first: a table's state, and the end.
+
+        The table is one that has all batches.
+        """
 
         def is_before(state: TableState) -> bool:
             end = state.batch.end
@@ -201,9 +175,9 @@ class JobHistory:
 
         for name in self._with_all[:1]:
             walk = (state for _, state in self._states(name, is_before))
-            for number, (state, *_) in groupby(walk, lambda state: state.batch.number):
+            for _, (state, *_) in groupby(walk, lambda state: state.batch.number):
                 if (end := state.batch.end) is not None and end.time is not None:
-                    yield PastBatch(number, end, state)
+                    yield state, end
 
     def _require_reached(self) -> None:
         """Raise StreamError unless the tables have all events of the time."""
@@ -253,6 +227,17 @@ class JobHistory:
             elif log.state().batch.query and not Folder(log.address).has(commit_path(0)):
                 raise self.no_versions_error()
         return versions
+
+
+def _is_complete(state: TableState, end: Offset) -> bool:
+    """Return whether a table had all documents as of its batch's end: no older and no later ones.
+
+    A row that a snapshot has read is newer than its batch until the stream passes its time.
+    """
+    if end.snapshots.requests or end.snapshots.batch.reading or end.sought:
+        return False
+    marks = [mark for mark in (state.complete_from, *state.complete_in.values()) if mark]
+    return not state.unread and all(cluster_time_of(mark) <= cut_of(end) for mark in marks)
 
 
 def cut_of(end: Offset) -> Timestamp:

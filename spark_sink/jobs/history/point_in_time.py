@@ -18,7 +18,13 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import AtTime
-from spark_sink.jobs.history.job_history import JobHistory, PastBatch, scope_at, snapshot_ends
+from spark_sink.jobs.history.job_history import (
+    JobHistory,
+    Versions,
+    cut_of,
+    scope_at,
+    snapshot_ends,
+)
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import table_form
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, TOKENS
@@ -38,17 +44,18 @@ from spark_sink.tables.table_state import Batch
 from spark_sink.tables.table_version import DeletedVersionError
 
 
-def versions_at(folder: JobFolder, time: Timestamp) -> PastBatch:
-    """Return the batch with the newest versions of all tables that hold nothing from after a time.
+def versions_at(folder: JobFolder, time: Timestamp) -> tuple[int, Timestamp, Versions]:
+    """Return the newest versions of all tables that hold nothing from after a time.
 
-    They hold all events before the batch's cut, and every transaction whole. Raises StreamError if
-    the tables have not reached the time, or if the versions of that time have been deleted.
+    They are those of one batch, whose number and cut precede them: they hold all events before the
+    cut, and every transaction whole. Raises StreamError if the tables have not reached the time, or
+    if the versions of that time have been deleted.
     """
     history = JobHistory(folder, time)
-    batch = history.whole_before()
-    for name, version in batch.versions.items():
+    number, end, versions = history.whole_before()
+    for name, version in versions.items():
         history.logs[name].at(*version)
-    return batch
+    return number, cut_of(end), versions
 
 
 def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
@@ -77,8 +84,8 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
 
 def _current_version(spark: SparkSession, history: JobHistory, cut: Timestamp) -> DataFrame:
     """Return the rows of the current table after the last batch before a cut."""
-    for batch in history.complete_before(cut):
-        return history.logs[CURRENT].at(*batch.versions[CURRENT]).read(spark)
+    for _, _, versions in history.complete_before(cut):
+        return history.logs[CURRENT].at(*versions[CURRENT]).read(spark)
     raise history.no_versions_error()
 
 
@@ -90,11 +97,11 @@ def _current_from_bronze(spark: SparkSession, history: JobHistory, cut: Timestam
     bronze = history.logs[BRONZE]
     table = CurrentTable.existing(history.logs[CURRENT].address, table_form(history.record))
     rows, since = spark.createDataFrame([], TABLE).select(*BASE), -1
-    for batch in islice(history.complete_before(cut), 1):
+    for number, _, versions in islice(history.complete_before(cut), 1):
         with suppress(DeletedVersionError):
-            older = history.logs[CURRENT].at(*batch.versions[CURRENT])
+            older = history.logs[CURRENT].at(*versions[CURRENT])
             columns = TableForm.of(older.schema).base_columns
-            rows, since = older.read(spark, columns), batch.number
+            rows, since = older.read(spark, columns), number
     if since < 0:
         _require_begun(bronze, history.record, cut)
     later = [*_counts_before(bronze, cut), (BATCH, ">", since)]

@@ -4,47 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import datetime
-from shutil import get_terminal_size
 from typing import Any, Protocol
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.console import JOB_NAME, say
+from spark_sink.console import say
 from spark_sink.errors import StreamError
 from spark_sink.jobs.checkpoint import LoggedBatch
+from spark_sink.jobs.task_writer import TaskReport
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.executors import REPORT_PROGRESS
 
 _EXECUTED = "addBatch"
 """The phase that Spark reports for batches that it has run, and not for idle triggers."""
-_BAR = 20
-"""The characters of a snapshot's bar."""
 STANDS = 60
 """Seconds after which a stream without events stands still: each shard reports every ten."""
 _WORK_SECONDS = 10
-
-
-@dataclass(frozen=True)
-class WrittenBatch:
-    """What a job has written of a batch.
-
-    Args:
-        events: their number, with the documents of a snapshot.
-        files: the files with their rows in bronze and messages.
-        counts: the rows by namespace and `op`.
-        seconds: in which the driver merged and committed the batch, by table.
-    """
-
-    events: int = 0
-    files: int = 0
-    counts: Sequence[tuple[str, str, int]] = ()
-    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,7 +37,7 @@ class BatchProgress:
     """
 
     number: int
-    written: WrittenBatch
+    written: TaskReport
     seconds: float
     through: int | None = None
     lag: float | None = None
@@ -75,16 +55,14 @@ class BatchProgress:
         return f"{text}, {self.snapshot}" if self.snapshot else text
 
 
-def batch_progress(
-    progress: Mapping[str, Any], now: float, written: Mapping[int, WrittenBatch] | None = None
-) -> BatchProgress | None:
+def batch_progress(progress: Mapping[str, Any], now: float) -> BatchProgress | None:
     """Return the batch of one of Spark's progress reports; None for a trigger without a batch.
+
+    Its events are the rows that Spark has counted, which are reports of tasks in a job's query.
 
     Args:
         progress: an element of `StreamingQuery.recentProgress`.
         now: the time of the report, in seconds since 1970.
-        written: by their numbers, what a job's batches have written; None for another query, whose
-            rows Spark counts.
     """
     durations = progress.get("durationMs", {})
     if _EXECUTED not in durations:
@@ -98,13 +76,9 @@ def batch_progress(
             f"snapshot: {counts.collections_planned} of {counts.collections} collections, "
             f"{counts.chunks_planned} chunks"
         )
-    number = int(progress["batchId"])
-    done = WrittenBatch(progress.get("numInputRows", 0))
-    if written is not None:
-        done = written.get(number, WrittenBatch())
     return BatchProgress(
-        number,
-        done,
+        int(progress["batchId"]),
+        TaskReport(events=progress.get("numInputRows", 0)),
         durations.get("triggerExecution", 0) / 1000,
         through,
         None if through is None else max(0.0, now - through),
@@ -162,8 +136,6 @@ class ProgressReport:
     Args:
         listeners: receive each batch, and what the query has reached.
         clock: the present, in seconds since 1970.
-        written: what the batches have written, by their numbers; entries up to the last reported
-            batch are removed, since Spark keeps the reports of the last batches only.
         once: whether the query reads a snapshot alone.
     """
 
@@ -172,34 +144,36 @@ class ProgressReport:
         listeners: Sequence[ProgressReader] = (),
         clock: Callable[[], float] = time.time,
         *,
-        written: MutableMapping[int, WrittenBatch],
         once: bool = False,
     ) -> None:
-        self._written = written
+        self._written: dict[int, TaskReport] = {}  # of batches that Spark has not reported yet
         self._once = once
         self._listeners = listeners
         self._clock = clock
         self._reported = -1
-        self._has_bar = False
         self._waits = False
         self._through = 0
         self._last: str | None = None  # the time of Spark's last report
         self._since = clock()  # when that was seen; infinite once a long batch is printed
 
+    def wrote(self, number: int, written: TaskReport) -> None:
+        """Note what a batch has written, before Spark reports it. Another thread may call it."""
+        self._written[number] = written
+
     def begin(self, last: LoggedBatch | None) -> None:
         """Print that the query has started, after the last committed batch, if any."""
         where = "begins" if last is None else f"continues after batch {last.number}"
-        self._line(f"Spark has started: the job {where}")
+        say(f"Spark has started: the job {where}")
         if last is not None and last.end.time is not None:
             self._reach(int(last.end.time.time), waits=False)
 
     def end(self, last: LoggedBatch | None) -> None:
         """Print that the query was stopped, or, of a snapshot alone, that it has read all."""
         if self._once and last is not None and not last.end.is_in_snapshot:
-            self._line(f"the snapshot is complete with batch {last.number}")
+            say(f"the snapshot is complete with batch {last.number}")
             return
         where = "before the first batch" if last is None else f"after batch {last.number}"
-        self._line(f"stopped {where}; the next start continues")
+        say(f"stopped {where}; the next start continues")
 
     def __call__(self, query: StreamingQuery) -> None:
         """Report the batches that ended since the last call, and what the query has reached."""
@@ -207,14 +181,12 @@ class ProgressReport:
         for progress in query.recentProgress:
             if int(progress["batchId"]) <= self._reported:
                 continue
-            batch = batch_progress(progress, self._clock(), self._written)
+            batch = batch_progress(progress, self._clock())
             if batch is None:
                 continue
             self._reported = batch.number
-            for number in list(self._written):  # the query's thread adds to it: copy at once
-                if number <= batch.number:
-                    del self._written[number]
-            self._print(batch)
+            batch = replace(batch, written=self._written.pop(batch.number, TaskReport()))
+            say(str(batch))
             for listener in self._listeners:
                 listener.add(batch)
         self._report_long_batch(query, None if progress is None else str(progress["timestamp"]))
@@ -223,12 +195,12 @@ class ProgressReport:
         quiet, begun = _quiet_until(progress), datetime.fromisoformat(progress["timestamp"])
         waits = quiet is not None and begun.timestamp() - quiet > STANDS
         if waits and not self._waits:
-            self._line(
+            say(
                 f"the stream stands still at {_moment(through)}: a shard does not answer, or is "
                 "behind (the router's status page names it). The job waits; nothing is lost"
             )
         elif self._waits and not waits:
-            self._line("the stream continues")
+            say("the stream continues")
         self._waits = waits
         self._reach(through, waits=waits)
 
@@ -237,7 +209,7 @@ class ProgressReport:
         if last != self._last:
             self._last, self._since = last, self._clock()
         elif self._clock() - self._since > STANDS and query.status["isTriggerActive"]:
-            self._line(
+            say(
                 f"the batch in progress runs for more than {STANDS} s: it reads much, or waits for "
                 "a shard (the router's status page names it)"
             )
@@ -247,21 +219,6 @@ class ProgressReport:
         self._through = max(self._through, through)
         for listener in self._listeners:
             listener.reach(self._through, waits=waits)
-
-    def _line(self, text: str) -> None:
-        """Print a line, below the bar of a snapshot if there is one."""
-        say(f"\n{text}" if self._has_bar else text)
-        self._has_bar = False
-
-    def _print(self, batch: BatchProgress) -> None:
-        """Print a batch; on a terminal, a single job's snapshot is one line with a bar."""
-        if not batch.snapshot or JOB_NAME.get() or not sys.stderr.isatty():
-            self._line(str(batch))
-            return
-        self._has_bar = True
-        full = round(batch.share * _BAR)
-        text = f"[{'#' * full}{'-' * (_BAR - full)}] {batch}"[: get_terminal_size().columns - 1]
-        say(f"\r\x1b[K{text}", end="")
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.event_rate import ReadStats, ReportInbox, report
 from spark_sink.batches.query_start import LAUNCH_SECONDS, cluster_time_at, query_started
+from spark_sink.batches.task_reports import ReadStats, ReportInbox, report
 from spark_sink.events.positions import AtTime, after
 
 
@@ -60,14 +60,18 @@ def test_a_start_that_only_checks_its_options_imports_no_reader() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_unauthorized_reports_are_dropped() -> None:
+def test_only_the_reports_of_all_tasks_of_the_last_batch_count() -> None:
     inbox = ReportInbox(("127.0.0.1", 1))
-    passage = ReadStats(3, 900, Timestamp(5, 1), Timestamp(6, 2), 7)
-    address, second = inbox.address(1), inbox.address(2)
-    assert address is not None
+    stats = ReadStats(3, 900, Timestamp(5, 1), Timestamp(6, 2), 7)
+    first, second = inbox.address(1), inbox.address(2)
+    assert first is not None
     assert second is not None
-    report(passage, (*second[:2], "guessed"))
-    report(passage, address)
-    report(replace(passage, events=4), second)
-    assert inbox.read(2) == [replace(passage, events=4)]
+    later = replace(stats, events=4)
+    for batch in ([stats, later], [stats]):
+        report(stats, (*second[:2], "guessed"))
+        report(stats, first)
+        for each in batch:
+            report(each, second)
+        assert inbox.read() == (batch if len(batch) == 2 else [])
     inbox.close()
+    assert inbox.read() == []

@@ -1,10 +1,8 @@
 """What a running job tells: lines and metrics."""
 
-import io
 import json
 import re
 import socket
-import sys
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,9 +22,9 @@ from spark_sink.jobs.report.metrics import JobMetrics, ProgressListener
 from spark_sink.jobs.report.progress import (
     BatchProgress,
     ProgressReport,
-    WrittenBatch,
     batch_progress,
 )
+from spark_sink.jobs.task_writer import TaskReport
 from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import Mark, Progress, SnapshotPlan
 from spark_sink.source.offsets import Offset
@@ -59,8 +57,8 @@ class Query:
 def test_a_batch_is_told_once_with_rate_and_lag(capsys: pytest.CaptureFixture[str]) -> None:
     query = Query()
     metrics = JobMetrics()
-    written = {0: WrittenBatch(500, 3)}
-    report = ProgressReport((metrics,), lambda: THROUGH + 4.0, written=written)
+    report = ProgressReport((metrics,), lambda: THROUGH + 4.0)
+    report.wrote(0, TaskReport({"bronze": [*"abc"]}, events=500))  # type: ignore[list-item]
     idle = {**progress(1), "durationMs": {"triggerExecution": 3}, "sources": []}
     for each in (progress(0), idle, progress(1)):
         query.recentProgress.append(each)
@@ -74,26 +72,14 @@ def test_a_batch_is_told_once_with_rate_and_lag(capsys: pytest.CaptureFixture[st
     assert "mergerouter_job_batches_total 2.0" in text
     assert "mergerouter_job_events_total 500.0" in text
     assert metrics.registry.get_sample_value("mergerouter_job_through_timestamp_seconds") == THROUGH
-
-    # Spark may have dropped the report of a batch before it was read.
-    class Number(int):
-        """A number of a batch, at whose comparison another thread adds a batch."""
-
-        def __le__(self, other: int) -> bool:
-            written[5] = WrittenBatch(1)
-            return super().__le__(other)
-
-    written |= {Number(2): WrittenBatch(1), 3: WrittenBatch(1), 4: WrittenBatch(1)}
-    query.recentProgress = [progress(3)]
-    report(query)  # type: ignore[arg-type]
-    assert [*written] == [4, 5]
+    assert report._written == {}
 
 
 def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     query, metrics = Query(), JobMetrics()
-    report = ProgressReport((metrics,), written={})
+    report = ProgressReport((metrics,))
 
     def through(*reports: dict[str, Any]) -> float | None:
         query.recentProgress += reports
@@ -128,7 +114,7 @@ def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still(
 
 def test_the_end_of_a_snapshot_alone_promises_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Its next start is refused."""
-    report = ProgressReport((), written={}, once=True)
+    report = ProgressReport((), once=True)
     end = Offset.of(json.loads(offset_at(0)))
     unfinished = replace(
         end,
@@ -144,7 +130,7 @@ def test_the_end_of_a_snapshot_alone_promises_nothing(capsys: pytest.CaptureFixt
 
 def test_a_batch_that_runs_for_long_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     query, now = Query(), [1000.0]
-    report = ProgressReport((), lambda: now[0], written={})
+    report = ProgressReport((), lambda: now[0])
     query.recentProgress.append(progress(0))
     for active in (False, True):
         query.status = {"isTriggerActive": active}
@@ -163,7 +149,7 @@ def test_rows_are_counted_by_collection_and_operation(monkeypatch: pytest.Monkey
     metrics = JobMetrics()
     first = [("shop.orders", "c", 3), ("shop.orders", "d", 1), ("shop.items", "c", 2)]
     for counts in (first, [("shop.orders", "c", 4), ("shop.more", "c", 5)]):
-        metrics.add(BatchProgress(0, WrittenBatch(counts=counts), 1.0))
+        metrics.add(BatchProgress(0, TaskReport(counts=counts), 1.0))
     lines = generate_latest(metrics.registry).decode().splitlines()
     assert [each for each in lines if each.startswith("mergerouter_job_changes_total")] == [
         'mergerouter_job_changes_total{namespace="shop.orders",operation="create"} 7.0',
@@ -193,7 +179,7 @@ def test_a_job_that_starts_again_finds_its_port_free() -> None:
 def test_the_board_asks_for_metrics_that_exist() -> None:
     panels = json.loads((ROOT / "deploy" / "grafana" / "jobs.json").read_text())["panels"]
     metrics = JobMetrics()
-    done = WrittenBatch(seconds={"current": 0.2})
+    done = TaskReport(seconds={"current": 0.2})
     metrics.add(BatchProgress(0, done, 1.0))
     text = generate_latest(metrics.registry).decode()
     asked = {name for each in panels for name in re.findall(r"mergerouter_\w+", str(each))}
@@ -214,32 +200,15 @@ def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
     assert "snapshot" not in str(ended)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_shows_a_snapshot_as_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, query, metrics = Terminal(), Query(), JobMetrics()
-    monkeypatch.setattr(sys, "stderr", told)
-    report = ProgressReport((metrics,), lambda: THROUGH, written={})
-    ratio = "mergerouter_job_snapshot_ratio"
-    for number, share in enumerate((0.0, 0.5)):
-        plan = SnapshotPlan(TIME, end=Mark("items"), progress=Progress(2, 1, share=share))
-        running = SnapshotQueue(requests=(SnapshotRequest.initial(TIME, plan),))
-        query.recentProgress.append(progress(number, snapshots=to_document(running)))
+def test_the_part_of_a_snapshot_that_is_done_is_a_metric() -> None:
+    query, metrics = Query(), JobMetrics()
+    report = ProgressReport((metrics,), lambda: THROUGH)
+    plan = SnapshotPlan(TIME, end=Mark("items"), progress=Progress(2, 1, share=0.5))
+    running = SnapshotQueue(requests=(SnapshotRequest.initial(TIME, plan),))
+    for each, ratio in ((progress(0, snapshots=to_document(running)), 0.75), (progress(1), 1)):
+        query.recentProgress.append(each)
         report(query)  # type: ignore[arg-type]
-    assert metrics.registry.get_sample_value(ratio) == 0.75
-    query.recentProgress += [progress(2), progress(3)]
-    report(query)  # type: ignore[arg-type]
-    assert metrics.registry.get_sample_value(ratio) == 1
-    [first, last, *lines] = told.getvalue().split("\r\x1b[K")[1:]
-    assert first.startswith(f"[{'#' * 10}{'-' * 10}] batch 0: ")
-    assert "\n" not in first
-    assert not lines
-    told_last = last.splitlines()
-    assert told_last[0].startswith(f"[{'#' * 15}{'-' * 5}] batch 1: ")
-    assert [line[:8] for line in told_last[1:]] == ["batch 2:", "batch 3:"]
+        assert metrics.registry.get_sample_value("mergerouter_job_snapshot_ratio") == ratio
 
 
 @pytest.mark.parametrize("sources", [[], [{"endOffset": None}], [{"endOffset": "{"}]])

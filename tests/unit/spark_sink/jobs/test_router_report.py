@@ -13,8 +13,9 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.synchronous.database import Database
 
 from router.commands.job_reports import JobReport
-from spark_sink.jobs.report.progress import BatchProgress, WrittenBatch
+from spark_sink.jobs.report.progress import BatchProgress
 from spark_sink.jobs.report.router_report import RouterReport
+from spark_sink.jobs.task_writer import TaskReport
 from tests.harness.facade import Facade, facade
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,7 +36,7 @@ def reporting(port: int, clock: Clock) -> RouterReport:
 
 
 def batch(number: int, events: int) -> BatchProgress:
-    return BatchProgress(number, WrittenBatch(events), 2.0, 1_795_163_230, 4.0)
+    return BatchProgress(number, TaskReport(events=events), 2.0, 1_795_163_230, 4.0)
 
 
 def kept(made: Facade) -> list[JobReport]:

@@ -22,9 +22,9 @@ from spark_sink.jobs import orderly_stop, router_beside
 from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_query import JobQuery
-from spark_sink.jobs.report.progress import WrittenBatch
 from spark_sink.jobs.report.router_report import RouterReport
 from spark_sink.jobs.stop_request import StopRequest
+from spark_sink.jobs.task_writer import TaskReport
 from tests.doubles.query_progress import progress
 
 URI = "mongodb://127.0.0.1:27999"
@@ -87,7 +87,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def start(job: JobQuery, _spark: object, _trigger: str) -> EndedQuery:
         happened.append("query starts")
-        job.written[0] = WrittenBatch(7, 1)
+        job.wrote(0, TaskReport(events=7))
         return EndedQuery()
 
     def send(report: RouterReport, *, ended: bool = False) -> None:

@@ -1,13 +1,11 @@
 """Retries after failures, and Debezium's options for them."""
 
-import json
 import socket
 import struct
 import time
 from collections.abc import Generator
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from io import StringIO
 from threading import Event, Thread, current_thread
 from typing import Any, cast
 from unittest.mock import Mock, patch
@@ -23,7 +21,7 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token
 from spark_sink.options.stream_options import RetryPolicy, parse_options
 from spark_sink.source.readers import MergerouterStreamReader
-from spark_sink.stream import router_client, session_guard
+from spark_sink.stream import raw_replies, router_client
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.raw_replies import one_ahead
 from spark_sink.stream.retries import Retries
@@ -193,7 +191,7 @@ def test_a_server_that_answers_nothing_but_hellos_fails_the_stream(
     first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router_client, "_ANSWERED_WITHIN", 0.3)
-    monkeypatch.setattr(router_client, "_CLOSED_WITHIN", 0.3)
+    monkeypatch.setattr(router_client, "CLOSED_WITHIN", 0.3)
     with HangingServer(first, answers_hello=True) as port:
         options = parse_options(
             {"uri": f"mongodb://127.0.0.1:{port}/", "connect.max.attempts": "2"}
@@ -204,6 +202,21 @@ def test_a_server_that_answers_nothing_but_hellos_fails_the_stream(
             reader = TaskReader(task, client.watch_events, options.retry_policy)
             with pytest.raises(StreamError, match=told):
                 list(reader.events())
+
+
+def test_a_server_that_no_longer_answers_does_not_delay_the_end_of_a_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spark waits for no planner whose process it ends: that would go on for half an hour."""
+    monkeypatch.setattr(router_client, "_ANSWERED_WITHIN", 6.0)
+    monkeypatch.setattr(raw_replies, "CLOSED_WITHIN", 0.3)
+    with HangingServer("killCursors", answers_hello=True) as port:
+        options = parse_options({"uri": f"mongodb://127.0.0.1:{port}/"})
+        with closing(RouterClient(options)) as client:
+            stream = client.watch_events(AtTime(Timestamp(9, 1)))
+            begun = time.monotonic()
+            stream.close()
+            assert time.monotonic() - begun < 3
 
 
 @pytest.mark.parametrize(
@@ -224,15 +237,6 @@ def test_a_metric_never_fails_a_query() -> None:
     for error in (AutoReconnect("away"), StreamError("the server has no cluster time")):
         reader._planner = Mock(newest=Mock(side_effect=error))
         assert reader.reportLatestOffset() is None
-
-
-def test_a_guard_without_a_dns_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    guarded = {"uri": "mongodb+srv://cluster0.abcde.invalid/", "session": {}}
-    monkeypatch.setattr("sys.stdin", StringIO(json.dumps(guarded) + "\n"))
-    session_guard.main()
-    assert capsys.readouterr().err == ""
 
 
 def test_a_long_outage_does_not_count_as_a_stalled_stream() -> None:
