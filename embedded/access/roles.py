@@ -41,7 +41,6 @@ _ON_DATABASES = {
     "dropIndexes": "dropIndex",
     "collMod": "collMod",
     "listCollections": "listCollections",
-    "listIndexes": "listIndexes",
     "collStats": "collStats",
     "dbStats": "dbStats",
 }
