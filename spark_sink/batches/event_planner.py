@@ -29,7 +29,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 
 from bson.timestamp import Timestamp
 
@@ -132,19 +131,6 @@ class EventPlanner:
     def ends_at_present(self) -> bool:
         """Whether events that come later are left out (`stop_at_present`)."""
         return self._stop is not None
-
-    def require_history(self, start: Position) -> None:
-        """Raise HistoryLostError if the oplogs no longer contain a position, or StreamError.
-
-        A shard reports that when it begins to read, after the cursor was opened.
-        """
-        since, begun_at = time_of(start), self._clock()
-        with closing(self._stream(start)) as stream:
-            while not stream.next_run().keys:
-                reached = stream.position
-                if since is None or (reached is not None and reached.cluster_time > since):
-                    return
-                stream.require_progress(begun_at)
 
     def next_batch(
         self, start: Position, max_events: int | None, *, advances: bool = False
@@ -353,5 +339,4 @@ class EventPlanner:
         return AtTime(reached.cluster_time) if behind >= least else start
 
     def _stream(self, start: Position) -> EventStream:
-        watch = partial(self._client.watch_tokens, max_await=IDLE_AFTER)
-        return EventStream(watch, start, retry_policy=self._options.retry_policy, clock=self._clock)
+        return self._client.tokens(start, max_await=IDLE_AFTER, clock=self._clock)

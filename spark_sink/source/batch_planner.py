@@ -210,7 +210,7 @@ class BatchPlanner:
         if isinstance(position, FromNow):
             return Offset(position, scope, start.since)
         if isinstance(position, Token):
-            self.event_planner.require_history(AtTime(position.cluster_time))
+            self.client.require_history(AtTime(position.cluster_time))
             end = after(position.cluster_time)
             return start.moved(end, heartbeat=start.heartbeat, snapshots=queue)
         if start.sought is not None:

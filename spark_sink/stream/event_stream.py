@@ -17,7 +17,7 @@ from typing import Any
 from pymongo.errors import PyMongoError
 
 from spark_sink.errors import StreamError, stream_refused
-from spark_sink.events.positions import Position, Token, key_of
+from spark_sink.events.positions import Position, Token, key_of, time_of
 from spark_sink.events.runs import Run, first_invalidate, run_of, without_repeats
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.stream.raw_replies import StreamCursor
@@ -99,6 +99,18 @@ class EventStream:
         """Return whether all events up to and including `end` were returned."""
         position = self.position
         return position is not None and position.data >= key_of(end)
+
+    def require_history(self) -> None:
+        """Raise HistoryLostError if the oplogs no longer contain the start, or StreamError.
+
+        A shard reports that when it begins to read, after the cursor was opened.
+        """
+        since, begun_at = time_of(self._start), self.clock()
+        while not self.next_run().keys:
+            reached = self.position
+            if since is None or (reached is not None and reached.cluster_time > since):
+                return
+            self.require_progress(begun_at)
 
     def require_progress(self, since: float) -> None:
         """Raise StreamError if the stream has not advanced for too long, `since` a time.

@@ -6,10 +6,11 @@ The server is a router, a mongos or a replica set: all are used alike, through p
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import pymongo
@@ -23,6 +24,7 @@ from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailu
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.options.stream_options import StreamOptions, parse_options
+from spark_sink.stream.event_stream import EventStream
 from spark_sink.stream.raw_replies import CLOSED_WITHIN, StreamCursor
 from spark_sink.stream.retries import Retries, is_transient
 
@@ -112,6 +114,22 @@ class RouterClient:
             stages.append({"$project": dict.fromkeys(("_id", *wanted), 1)})
         # An empty first batch always has a token (docs/protocol.md#cursor-replies).
         return self._watch(position, stages, max_await, batchSize=_TOKEN_BATCH)
+
+    def tokens(
+        self,
+        start: Position,
+        *,
+        max_await: float = _READING_AWAIT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> EventStream:
+        """Return the same, over as many cursors as needed."""
+        watch = partial(self.watch_tokens, max_await=max_await)
+        return EventStream(watch, start, retry_policy=self._options.retry_policy, clock=clock)
+
+    def require_history(self, start: Position) -> None:
+        """Raise HistoryLostError if the oplogs no longer contain a position, or StreamError."""
+        with closing(self.tokens(start)) as stream:
+            stream.require_history()
 
     def watch_inserts(
         self, database: str, collection: str, position: Position, *, max_await: float
@@ -211,13 +229,13 @@ class RouterClient:
     def clocks(self) -> Clocks:
         """Return the server's clocks. Raises PyMongoError, and StreamError if it has none."""
         reply = self._client.admin.command("hello", codec_options=_PLAIN)
-        time = reply.get("$clusterTime", {}).get("clusterTime")
-        if not isinstance(time, Timestamp):
+        cluster_time = reply.get("$clusterTime", {}).get("clusterTime")
+        if not isinstance(cluster_time, Timestamp):
             raise StreamError(
                 f"the server at {addresses_of(self._client)} has no cluster time: it is no router, "
                 "mongos or replica set. Correct option 'uri'"
             )
-        return Clocks(time, reply["localTime"].timestamp())
+        return Clocks(cluster_time, reply["localTime"].timestamp())
 
     def require_reachable(self) -> None:
         """Connect now.
@@ -362,8 +380,8 @@ def _start(position: Position) -> dict[str, Any]:
         case Token(document):
             # startAfter accepts every token, including an invalidate's.
             return {"startAfter": dict(document)}
-        case AtTime(time):
-            return {"startAtOperationTime": time}
+        case AtTime(cluster_time):
+            return {"startAtOperationTime": cluster_time}
         case FromNow():
             return {}
 

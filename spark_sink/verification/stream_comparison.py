@@ -19,7 +19,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, StringType, StructType
 
 from shard_client.bson.resume_token import cluster_time_of
-from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.debezium.message_batches import MESSAGE_ROWS, Messages, table_options
 from spark_sink.events.positions import AtTime, Position, Token
 from spark_sink.events.slices import fields_of
@@ -76,8 +75,8 @@ def events_of(
         case AtTime(time):
             given["endAtOperationTime"] = f"{time.time},{time.inc}"
     parsed = parse_options(given)
-    with closing(RouterClient(parsed)) as client, closing(EventPlanner(client, parsed)) as old:
-        old.require_history(AtTime(start))
+    with closing(RouterClient(parsed)) as client:
+        client.require_history(AtTime(start))
     rows = spark.read.format("mergerouter").options(**given).load()
     kind, certain = F.col("operationType"), F.lit(True)
     if parsed.full_document == _LOOKED_UP:

@@ -17,6 +17,7 @@ from spark_sink.batches.task_reports import ReadStats, ReportInbox
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.events.runs import Run, run_of
 from spark_sink.options.stream_options import StreamOptions
+from spark_sink.stream.event_stream import EventStream
 from spark_sink.stream.raw_replies import StreamCursor
 from spark_sink.stream.router_client import Clocks, Shard
 
@@ -233,7 +234,7 @@ def planner(
 ) -> EventPlanner:
     shards = [Shard(str(number)) for number in range(SHARDS)] if sharded else None
     client: Any = SimpleNamespace(
-        watch_tokens=lambda position, max_await: history.watch(position),
+        tokens=lambda start, max_await, clock: EventStream(history.watch, start, clock=clock),
         clocks=lambda: Clocks(history.now, time.time()),
         present=lambda: history.now,
         shards=lambda: shards,

@@ -246,4 +246,4 @@ def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence() -> Non
                 assert len(query.rows) == 101
         lost = Offset.of(ends[0])
         with batches(given) as query, pytest.raises(HistoryLostError):
-            query.reader.planner.event_planner.require_history(lost.position)
+            query.reader.planner.client.require_history(lost.position)

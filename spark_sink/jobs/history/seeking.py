@@ -12,7 +12,6 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.console import say
 from spark_sink.errors import HistoryLostError, OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
@@ -122,7 +121,7 @@ def replace_lost_batch(folder: JobFolder, uri: str) -> None:
     options = replace(options, scope=end.scope or options.scope)
     with closing(RouterClient(options)) as client:
         try:
-            EventPlanner(client, options).require_history(batch.read_from)
+            client.require_history(batch.read_from)
         except HistoryLostError:
             now = after(client.with_retries(client.present))
             where = _leave_out(folder, last.number + 1, _gap(folder, before, now, "now")[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import pyarrow.compute as pc
@@ -18,12 +17,8 @@ from spark_sink.rows.typed_documents import RESCUED
 from spark_sink.signals.snapshot_queue import SnapshotQueue
 from spark_sink.snapshot.plan import Progress
 from spark_sink.source.offsets import Offset
-from spark_sink.stream.event_stream import EventStream
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
-
-# Seconds for which the lag waits for an event.
-_AWAIT_SECONDS = 0.5
 
 
 def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
@@ -156,9 +151,7 @@ def _lag(end: Offset, options: Mapping[str, str]) -> int:
     with closing(RouterClient(parsed)) as client:
         client.require_reachable()
         if not end.is_in_snapshot:
-            watch = partial(client.watch_tokens, max_await=_AWAIT_SECONDS)
-            stream = EventStream(watch, end.position, retry_policy=parsed.retry_policy)
-            with closing(stream), suppress(HistoryLostError):
+            with closing(client.tokens(end.position)) as stream, suppress(HistoryLostError):
                 if not stream.next_run().keys and stream.position is not None:
                     through = max(through, stream.position.cluster_time)
         return max(0, int(client.clocks().cluster_time.time - through.time))

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from contextlib import closing
 from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
@@ -428,8 +429,13 @@ def test_a_lost_history_is_noticed_with_the_first_reply() -> None:
     history = History()
     start = AtTime(history.now)
     history.insert(1)
-    planner(history).require_history(start)
-    planner(history).require_history(Token(history.insert(2)["_id"]))  # nothing follows
+
+    def require_history(start: Position) -> None:
+        with closing(EventStream(history.watch, start)) as stream:
+            stream.require_history()
+
+    require_history(start)
+    require_history(Token(history.insert(2)["_id"]))  # nothing follows
 
     def watch(position: Position, shard: str | None = None) -> FakeStream:
         opened = History.watch(history, position, shard)
@@ -438,7 +444,7 @@ def test_a_lost_history_is_noticed_with_the_first_reply() -> None:
 
     history.watch = watch  # type: ignore[method-assign, assignment]
     with pytest.raises(HistoryLostError):
-        planner(history).require_history(start)
+        require_history(start)
     assert history.open_streams == 0
 
 

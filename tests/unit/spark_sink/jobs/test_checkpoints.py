@@ -17,7 +17,6 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
-from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.cli import job
 from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token, is_after, key_of
@@ -336,7 +335,7 @@ def test_a_batch_in_progress_that_the_oplogs_have_lost_is_left_out(
 ) -> None:
     """Spark would repeat it at every start, whatever the options say of a lost history."""
     history = HistoryLostError("lost") if lost else None
-    monkeypatch.setattr(EventPlanner, "require_history", Mock(side_effect=history))
+    monkeypatch.setattr(RouterClient, "require_history", Mock(side_effect=history))
     monkeypatch.setattr(RouterClient, "present", lambda _: Timestamp(400, 1))
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord(tables=("bronze",), options={"snapshotMode": mode}))
