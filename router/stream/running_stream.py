@@ -21,7 +21,8 @@ from router.stream.flow_control import FlowControl
 from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.read_scheduler import ReadScheduler
-from router.stream.remotes import Remote, Remotes, StreamResources
+from router.stream.remote import Remote
+from router.stream.remotes import Remotes, StreamResources
 from router.stream.waiting_readers import Waiter, WaitingReaders, complete
 from router.tasks.owned_tasks import AwaitedTasks
 from router.tasks.shared_answer import result_of
