@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import structlog
@@ -42,6 +42,9 @@ from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 from shard_client.wire.authentication import Access
 from shard_client.wire.tls import TlsContexts
+
+if TYPE_CHECKING:
+    from router.commands.fail_points import FailPoints
 
 log = structlog.get_logger(component="CONTROL")
 
@@ -113,44 +116,27 @@ async def process_parts(
     server.host = socket.gethostname()
     of_streams = settings_of_process(settings_of(settings.parameters), count)
     certificates = Certificates(settings.net.tls) if settings.net.tls.enabled else None
-    tls = None if certificates is None else certificates.towards_cluster
     async with AsyncExitStack() as owned:
         if settings.tracing.endpoint is not None:
-            exported = SpanExport(settings.tracing, number)
-            owned.push_async_callback(exported.close)
+            owned.push_async_callback(SpanExport(settings.tracing, number).close)
         servers = await owned.enter_async_context(
             _servers_of(
                 settings,
                 of_streams,
-                tls=tls,
+                tls=None if certificates is None else certificates.towards_cluster,
                 replica_set=replica_set,
                 now=now,
                 own_id=server.topology.process_id,
             )
         )
-        if peers is not None and servers.mongos is not None:
-            servers.mongos.moved = peers.announce_upstream
-        if certificates is not None and tls is not None:
-            certificates.rotated = servers.cluster.renew_monitors
         tasks = await owned.enter_async_context(OwnedTasks())
-        access = None
-        if settings.security.authorization:
-            refresh = settings.process.refresh_users
-            limits = settings.client_limits
-            access = AccessControl(tasks, servers.cluster, limits, certificates, refresh=refresh)
+        access = _access(tasks, settings, servers, certificates)
         cursors = _cursors(of_streams, peers, servers, access)
         owned.push_async_callback(cursors.close)
-        tasks.run(keep_slack_small, cursors.memory, name="give back freed memory")
         checks = None
         if settings.net.admin.port is not None:
             checks = ServerChecks(*servers)
             owned.push_async_callback(checks.close)
-            tasks.run(measure_lag, cursors.loads.loop_lag)
-        fail_points = None
-        if settings.process.test_commands:
-            from router.commands.fail_points import FailPoints  # no other router loads them
-
-            fail_points = FailPoints()
         process = ServingProcess(
             cursors=cursors,
             cluster=servers.cluster,
@@ -163,14 +149,37 @@ async def process_parts(
             client_limits=settings.client_limits,
             server=server,
             checks=checks,
-            fail_points=fail_points,
+            fail_points=_fail_points(settings),
             now=now,
         )
-        report = server.become if peers is None else peers.announce
-        version, known = ClusterVersion(*servers, report), asyncio.Event()
-        # The first process keeps the version current for all.
-        tasks.run(partial(version.keep_current, known, once=number > 1), name="read the version")
+        known = _keep_current(tasks, process, servers)
         yield await owned.enter_async_context(_ports(process, known))
+
+
+def _keep_current(tasks: OwnedTasks, process: ServingProcess, servers: "_Servers") -> asyncio.Event:
+    """Run what goes on beside the clients; return an event for the version: it is known."""
+    peers, certificates = process.peers, process.certificates
+    if peers is not None and servers.mongos is not None:
+        servers.mongos.moved = peers.announce_upstream
+    if certificates is not None and certificates.towards_cluster is not None:
+        certificates.rotated = servers.cluster.renew_monitors
+    tasks.run(keep_slack_small, process.cursors.memory, name="give back freed memory")
+    if process.checks is not None:
+        tasks.run(measure_lag, process.cursors.loads.loop_lag)
+    report = process.server.become if peers is None else peers.announce
+    version, known = ClusterVersion(*servers, report), asyncio.Event()
+    # The first process keeps the version current for all.
+    once = peers is not None and peers.number > 1
+    tasks.run(partial(version.keep_current, known, once=once), name="read the version")
+    return known
+
+
+def _fail_points(settings: Settings) -> "FailPoints | None":
+    if not settings.process.test_commands:
+        return None
+    from router.commands.fail_points import FailPoints  # no other router loads them
+
+    return FailPoints()
 
 
 class _Servers(NamedTuple):
@@ -223,6 +232,16 @@ async def _servers_of(
         if mongos is not None:
             mongos.close()
         await cluster.close()
+
+
+def _access(
+    tasks: OwnedTasks, settings: Settings, servers: _Servers, certificates: Certificates | None
+) -> AccessControl | None:
+    """Return the users and their rights; None if clients do not log in."""
+    if not settings.security.authorization:
+        return None
+    limits, refresh = settings.client_limits, settings.process.refresh_users
+    return AccessControl(tasks, servers.cluster, limits, certificates, refresh=refresh)
 
 
 def _cursors(
