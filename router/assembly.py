@@ -32,12 +32,12 @@ from router.config.settings import Settings, settings_of_streams
 from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort
-from router.measures.histogram import measure_lag
+from router.measures.loads import measure_lag
 from router.peers.peers import Peers
 from router.server.listener import Listener
 from router.stream.open_streams import OpenStreams
 from router.stream_settings import StreamSettings, settings_of_process
-from router.tasks.owned_tasks import OwnedTasks
+from router.tasks import OwnedTasks
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 from shard_client.wire.authentication import Access

@@ -22,7 +22,7 @@ from router.client_limits import ClientLimits
 from router.limits.fair_limit import FairLimit
 from router.privileges import User, UserName
 from router.request.field_checks import missing_field
-from router.tasks.owned_tasks import OwnedTasks
+from router.tasks import OwnedTasks
 from router.tls.certificates import Certificates
 from shard_client import spans
 from shard_client.errors import CommandError, ErrorCode

@@ -24,8 +24,7 @@ from router.stream.read_scheduler import ReadScheduler
 from router.stream.remote import Remote
 from router.stream.remotes import Remotes, StreamResources
 from router.stream.waiting_readers import Waiter, WaitingReaders, complete
-from router.tasks.owned_tasks import AwaitedTasks
-from router.tasks.shared_answer import result_of
+from router.tasks import AwaitedTasks, result_of
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.remote_cursor.cursor_reply import CursorBatch
