@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import Context
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import structlog
 from bson.int64 import Int64
@@ -42,26 +42,12 @@ class StreamResources(NamedTuple):
     memory: Memory
 
 
-class RemotesOwner(Protocol):
-    """The running stream, as its remotes see it."""
-
-    def start(
-        self, name: str, work: Callable[[], Awaitable[None]], context: Context | None = None
-    ) -> object:
-        """Run ``work`` in a task."""
-
-    def batch_arrived(self, remote: Remote, batch: CursorBatch) -> None:
-        """Process a batch of an open remote."""
-
-    def remote_failed(self, remote: Remote, error: CommandError) -> None:
-        """Record that the cursor of an open remote has failed for good."""
-
-
 class Remotes:
     """The open remotes of one stream, which it reads in the background.
 
-    ``request`` is what the shards are asked for, and ``merged`` the merge of the remotes. Must be
-    created in a running loop.
+    ``request`` is what the shards are asked for, and ``merged`` the merge of the remotes. ``start``
+    runs work in a task of that name; ``arrived`` processes each batch of an open remote, ``failed``
+    the failure that ends its cursor. Must be created in a running loop.
     """
 
     def __init__(
@@ -69,12 +55,16 @@ class Remotes:
         request: StreamRequest,
         merged: MergedStream,
         resources: StreamResources,
-        owner: RemotesOwner,
+        start: Callable[[str, Callable[[], Awaitable[None]], Context | None], object],
+        arrived: Callable[[Remote, CursorBatch], None],
+        failed: Callable[[Remote, CommandError], None],
     ) -> None:
         self._request = request
         self._merged = merged
         self._resources = resources
-        self._owner = owner
+        self._start = start
+        self._arrived = arrived
+        self._failed = failed
         self._preference = ReadPreference.of(request.read_preference)
         self._by_number: dict[int, Remote] = {}
         self._changes = 0
@@ -126,7 +116,7 @@ class Remotes:
             else:
                 continue
             name = f"remote cursor {remote.target}"
-            self._owner.start(name, partial(self._read, remote, remote.cursor), spans.apart())
+            self._start(name, partial(self._read, remote, remote.cursor), spans.apart())
 
     def _new_cursor(self, remote: MergeInput) -> RemoteCursor:
         request, shared = self._request, self._resources
@@ -169,7 +159,7 @@ class Remotes:
     def _close_cursor(self, remote: Remote) -> None:
         """Kill a remote's cursor in the background."""
         remote.end_delay()
-        self._owner.start(f"close {remote.target}", partial(_close_logged, remote.cursor))
+        self._start(f"close {remote.target}", partial(_close_logged, remote.cursor), None)
 
     # Reading.
 
@@ -182,7 +172,7 @@ class Remotes:
                 if cursor.in_outage and self._outlasts(remote):
                     continue
                 if remote.number in self._by_number and remote.cursor is cursor:
-                    self._owner.remote_failed(remote, error)
+                    self._failed(remote, error)
                 return
             if batch is None:
                 return
@@ -201,7 +191,7 @@ class Remotes:
     def probe(self, remote: Remote, seconds: float) -> None:
         """Probe a member within ``seconds``, in the background, unless it is being probed."""
         name = f"progress cursor of {remote.target}"
-        self._owner.start(name, partial(self._probe, remote, remote.cursor, seconds))
+        self._start(name, partial(self._probe, remote, remote.cursor, seconds), None)
 
     async def _probe(self, remote: Remote, cursor: RemoteCursor, seconds: float) -> None:
         if (batch := await cursor.probe_progress(seconds)) is not None:
@@ -209,7 +199,7 @@ class Remotes:
 
     def _pass_on(self, remote: Remote, batch: CursorBatch) -> None:
         if remote.number in self._by_number:
-            self._owner.batch_arrived(remote, batch)
+            self._arrived(remote, batch)
 
     # Status.
 

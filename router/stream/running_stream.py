@@ -76,7 +76,9 @@ class RunningStream:
         self._flow = flow = FlowControl(
             settings, resources.memory, is_filtered=lambda: self.fan_out.readers > 0
         )
-        self._remotes = remotes = Remotes(request, merged, resources, self)
+        self._remotes = remotes = Remotes(
+            request, merged, resources, self.start, self.batch_arrived, self.remote_failed
+        )
         self._read_scheduler = ReadScheduler(merged, remotes, self.waiting, flow, resources)
         self._tasks = AwaitedTasks()
         """The tasks that read and close remotes, or watch for shards that have left."""
