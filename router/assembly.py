@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import structlog
@@ -42,9 +42,6 @@ from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 from shard_client.wire.authentication import Access
 from shard_client.wire.tls import TlsContexts
-
-if TYPE_CHECKING:
-    from router.commands.fail_points import FailPoints
 
 log = structlog.get_logger(component="CONTROL")
 
@@ -137,6 +134,11 @@ async def process_parts(
         if settings.net.admin.port is not None:
             checks = ServerChecks(*servers)
             owned.push_async_callback(checks.close)
+        fail_points = None
+        if settings.process.test_commands:
+            from router.commands.fail_points import FailPoints  # no other router loads them
+
+            fail_points = FailPoints()
         process = ServingProcess(
             cursors=cursors,
             cluster=servers.cluster,
@@ -149,7 +151,7 @@ async def process_parts(
             client_limits=settings.client_limits,
             server=server,
             checks=checks,
-            fail_points=_fail_points(settings),
+            fail_points=fail_points,
             now=now,
         )
         known = _keep_current(tasks, process, servers)
@@ -172,14 +174,6 @@ def _keep_current(tasks: OwnedTasks, process: ServingProcess, servers: "_Servers
     once = peers is not None and peers.number > 1
     tasks.run(partial(version.keep_current, known, once=once), name="read the version")
     return known
-
-
-def _fail_points(settings: Settings) -> "FailPoints | None":
-    if not settings.process.test_commands:
-        return None
-    from router.commands.fail_points import FailPoints  # no other router loads them
-
-    return FailPoints()
 
 
 class _Servers(NamedTuple):
