@@ -9,7 +9,7 @@ import anyio
 import structlog
 
 from router.limits.connection_limit import ConnectionLimit
-from router.tasks.owned_tasks import END_TIMEOUT, OwnedTasks
+from router.tasks import END_TIMEOUT, OwnedTasks
 from router.tls.handshake import Handshakes, peer_of
 
 log = structlog.get_logger(component="NETWORK")

@@ -22,6 +22,7 @@ from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
 from router.catalog.version import ClusterVersion
+from router.client_limits import FOR_FEEDS, supported_connections
 from router.commands.serving_process import (
     NOW,
     ServerDescription,
@@ -31,13 +32,12 @@ from router.config.settings import Settings, settings_of_streams
 from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort
-from router.limits.client_limits import FOR_FEEDS, supported_connections
-from router.measures.histogram import measure_lag
+from router.measures.loads import measure_lag
 from router.peers.peers import Peers
 from router.server.listener import Listener
 from router.stream.open_streams import OpenStreams
 from router.stream_settings import StreamSettings, settings_of_process
-from router.tasks.owned_tasks import OwnedTasks
+from router.tasks import OwnedTasks
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 from shard_client.wire.authentication import Access
@@ -113,39 +113,27 @@ async def process_parts(
     server.host = socket.gethostname()
     of_streams = settings_of_process(settings_of(settings.parameters), count)
     certificates = Certificates(settings.net.tls) if settings.net.tls.enabled else None
-    tls = None if certificates is None else certificates.towards_cluster
     async with AsyncExitStack() as owned:
         if settings.tracing.endpoint is not None:
-            exported = SpanExport(settings.tracing, number)
-            owned.push_async_callback(exported.close)
+            owned.push_async_callback(SpanExport(settings.tracing, number).close)
         servers = await owned.enter_async_context(
             _servers_of(
                 settings,
                 of_streams,
-                tls=tls,
+                tls=None if certificates is None else certificates.towards_cluster,
                 replica_set=replica_set,
                 now=now,
                 own_id=server.topology.process_id,
             )
         )
-        if peers is not None and servers.mongos is not None:
-            servers.mongos.moved = peers.announce_upstream
-        if certificates is not None and tls is not None:
-            certificates.rotated = servers.cluster.renew_monitors
         tasks = await owned.enter_async_context(OwnedTasks())
-        access = None
-        if settings.security.authorization:
-            refresh = settings.process.refresh_users
-            limits = settings.client_limits
-            access = AccessControl(tasks, servers.cluster, limits, certificates, refresh=refresh)
+        access = _access(tasks, settings, servers, certificates)
         cursors = _cursors(of_streams, peers, servers, access)
         owned.push_async_callback(cursors.close)
-        tasks.run(keep_slack_small, cursors.memory, name="give back freed memory")
         checks = None
         if settings.net.admin.port is not None:
             checks = ServerChecks(*servers)
             owned.push_async_callback(checks.close)
-            tasks.run(measure_lag, cursors.loads.loop_lag)
         fail_points = None
         if settings.process.test_commands:
             from router.commands.fail_points import FailPoints  # no other router loads them
@@ -166,11 +154,26 @@ async def process_parts(
             fail_points=fail_points,
             now=now,
         )
-        report = server.become if peers is None else peers.announce
-        version, known = ClusterVersion(*servers, report), asyncio.Event()
-        # The first process keeps the version current for all.
-        tasks.run(partial(version.keep_current, known, once=number > 1), name="read the version")
+        known = _keep_current(tasks, process, servers)
         yield await owned.enter_async_context(_ports(process, known))
+
+
+def _keep_current(tasks: OwnedTasks, process: ServingProcess, servers: "_Servers") -> asyncio.Event:
+    """Run what goes on beside the clients; return an event for the version: it is known."""
+    peers, certificates = process.peers, process.certificates
+    if peers is not None and servers.mongos is not None:
+        servers.mongos.moved = peers.announce_upstream
+    if certificates is not None and certificates.towards_cluster is not None:
+        certificates.rotated = servers.cluster.renew_monitors
+    tasks.run(keep_slack_small, process.cursors.memory, name="give back freed memory")
+    if process.checks is not None:
+        tasks.run(measure_lag, process.cursors.loads.loop_lag)
+    report = process.server.become if peers is None else peers.announce
+    version, known = ClusterVersion(*servers, report), asyncio.Event()
+    # The first process keeps the version current for all.
+    once = peers is not None and peers.number > 1
+    tasks.run(partial(version.keep_current, known, once=once), name="read the version")
+    return known
 
 
 class _Servers(NamedTuple):
@@ -223,6 +226,16 @@ async def _servers_of(
         if mongos is not None:
             mongos.close()
         await cluster.close()
+
+
+def _access(
+    tasks: OwnedTasks, settings: Settings, servers: _Servers, certificates: Certificates | None
+) -> AccessControl | None:
+    """Return the users and their rights; None if clients do not log in."""
+    if not settings.security.authorization:
+        return None
+    limits, refresh = settings.client_limits, settings.process.refresh_users
+    return AccessControl(tasks, servers.cluster, limits, certificates, refresh=refresh)
 
 
 def _cursors(

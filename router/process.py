@@ -63,14 +63,14 @@ async def _servers_fit(settings: Settings, stop: asyncio.Event) -> bool:
         checking.cancel()
         await asyncio.wait((checking,))
         return False
-    failed = [check for check in checking.result() if check.problem is not None]
-    if any(check.fatal for check in failed):
-        raise WrongServersError("; ".join(f"{check.subject} {check.problem}" for check in failed))
+    failed = [check for check in checking.result() if check.is_problem]
+    if any(check.severity == "fatal" for check in failed):
+        raise WrongServersError("; ".join(f"{check.subject} {check.text}" for check in failed))
     for check in failed:
         log.warning(
             "A server fails its check",
             component="SHARDING",
             subject=check.subject,
-            problem=check.problem,
+            problem=check.text,
         )
     return True

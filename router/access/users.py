@@ -13,7 +13,7 @@ import structlog
 
 from router.catalog.cluster import PAUSE_AFTER_REFUSAL, Cluster
 from router.privileges import EVERYTHING, NOTHING, Privileges, User, UserName
-from router.tasks.shared_answer import SharedAnswer
+from router.tasks import SharedAnswer
 from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.authentication import MEMBER, MEMBER_SOURCE
 

@@ -36,9 +36,11 @@ class RouterStatus:
 
     @property
     def checks(self) -> Mapping[str, Mapping[str, Any]]:
-        """Those of the cluster's replica sets by target."""
+        """Those of the replica sets by target; ``usable`` is whether clients can be served."""
         return {
-            check["target"]: check for check in self.server_checks if check["target"] is not None
+            check["target"]: {**check, "usable": check["severity"] in ("ok", "warning")}
+            for check in self.server_checks
+            if check["target"] is not None
         }
 
     @property
@@ -74,22 +76,22 @@ class RouterStatus:
         if not self.server_checks:
             problems.append("the servers have not been checked yet")
         return problems + [
-            line for line, check in self._failed() if not check["serves"] and not _is_shard(check)
+            line for line, check in self._failed("error", "fatal") if not _is_shard(check)
         ]
 
     def shard_problems(self) -> list[str]:
         """Return a line for each shard that cannot be read."""
-        return [line for line, check in self._failed() if not check["serves"] and _is_shard(check)]
+        return [line for line, check in self._failed("error", "fatal") if _is_shard(check)]
 
     def warnings(self) -> list[str]:
         """Return the problems in spite of which clients can be served."""
-        return [line for line, check in self._failed() if check["serves"]]
+        return [line for line, _ in self._failed("warning")]
 
-    def _failed(self) -> list[tuple[str, Mapping[str, Any]]]:
+    def _failed(self, *severities: str) -> list[tuple[str, Mapping[str, Any]]]:
         return [
-            (f"{check['subject']} {check['problem']}", check)
+            (f"{check['subject']} {check['text']}", check)
             for check in self.server_checks
-            if check["problem"] is not None
+            if check["severity"] in severities
         ]
 
 

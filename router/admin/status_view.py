@@ -177,7 +177,7 @@ def _lanes(status: RouterStatus, span: float, past: History) -> Iterator[dict[st
             "cursors": sums["cursors"],
             "failing": sums["failing"],
             "history": None if history is None or isinf(history) else history,
-            "error": str(checks[target]["problem"]) if unusable else None,
+            "error": str(checks[target]["text"]) if unusable else None,
             "trouble": unusable or sums["failing"] > 0 or (lag or 0.0) > _TROUBLING_LAG,
             "holds_for": past.holds_since(target, status.total["now"]),
             "lags": past.lags(target),

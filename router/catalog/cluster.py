@@ -16,7 +16,7 @@ from router.catalog.shard_list import ShardList, ShardListReader
 from router.catalog.wire_versions import WireVersions
 from router.request.shard_commands import CONFIG
 from router.stream_settings import StreamSettings
-from router.tasks.owned_tasks import AwaitedTasks
+from router.tasks import AwaitedTasks
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import (

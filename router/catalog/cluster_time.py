@@ -15,7 +15,7 @@ from router.catalog.cluster import Cluster, MemberDialer
 from router.catalog.shard_list import ShardList
 from router.request.stream_request import StreamRequest
 from router.stream_settings import StreamSettings
-from router.tasks.shared_answer import SharedAnswer, shutting_down
+from router.tasks import SharedAnswer, shutting_down
 from shard_client.bson.resume_token import next_tick
 from shard_client.errors import CommandError, ErrorCode, NetworkError, from_network
 from shard_client.replica_set.replica_set import PRIMARY, ReadPreference

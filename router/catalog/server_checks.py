@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import structlog
 from bson.timestamp import Timestamp
@@ -104,28 +104,32 @@ _OF_LOOKUPS = Need(ALL_DATABASES, ("find",), "fullDocument: updateLookup")
 _OF_SOME = (*_OF_SHARDS, _OF_LOOKUPS)
 
 
+Severity = Literal["ok", "warning", "error", "fatal"]
+"""What a check means: in spite of a "warning" clients can be served; an "error" may pass; waiting
+does not help where it is "fatal": another server answers, or the cluster is none yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """What was found at one place that the settings name.
 
     ``subject`` names the place. ``target`` is the replica set there; None for another place.
-    ``usable`` is whether the server that belongs there answers the router, and lets its user do
-    what clients need. ``problem`` gives cause and remedy, None if all is well. ``fatal`` is whether
-    waiting does not help: another server answers, or the cluster is none yet. ``serves`` is whether
-    clients can be served in spite of the problem. ``remark`` is a note without a problem.
+    ``text`` gives the cause and the remedy of a problem; it may be a note if all is well.
     ``oldest`` is the time of a shard's oldest oplog entry, None if it is unknown; ``complete`` is
     whether no entry has been dropped since the set was initiated.
     """
 
     subject: str
     target: str | None = None
-    usable: bool = True
-    problem: str | None = None
-    fatal: bool = False
-    serves: bool = False
-    remark: str = ""
+    severity: Severity = "ok"
+    text: str = ""
     oldest: Timestamp | None = None
     complete: bool = False
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether something is wrong."""
+        return self.severity != "ok"
 
 
 class ServerChecks:
@@ -175,7 +179,7 @@ class ServerChecks:
         except Exception as error:  # without a result, all would seem well
             log.exception("Unexpected error", component="SHARDING")
             problem = f"have failed: {error!r}"
-            self._results = [Check("checks of the servers", problem=problem, serves=True)]
+            self._results = [Check("checks of the servers", severity="warning", text=problem)]
         finally:
             self._at, self._running = self._loop.time(), None
 
@@ -189,7 +193,7 @@ class ServerChecks:
     async def _check_sets(self) -> Sequence[Check]:
         if not self._cluster.sharded:
             return [await self._check_only_set(Check("replica set", self._cluster.catalog))]
-        config = Check("config server", CONFIG)
+        config, no_shards = Check("config server", CONFIG), list[Check]()
         needs: Sequence[Need] = (*_OF_ALL, *_OF_CONFIG)
         try:
             listed = await self._cluster.shards(_TIMEOUT)
@@ -197,14 +201,14 @@ class ServerChecks:
             config = _failed(config, error, _REACH_MEMBERS)
             if error.code == ErrorCode.Unauthorized:
                 lacking = await self._check(Check("config server", CONFIG), needs)
-                config = replace(config, problem=lacking.problem or config.problem)
+                config = replace(config, text=lacking.text if lacking.is_problem else config.text)
         else:
             if CONFIG in listed.hosts:
                 config = await self._check(config, (*needs, *_OF_SHARDS))
             else:
                 config = replace(await self._check(config, needs), oldest=None)
-            if config.usable and not listed.hosts:
-                config = replace(config, problem=_NO_SHARDS, fatal=True)
+            if not listed.hosts and config.severity in ("ok", "warning"):
+                no_shards = [Check("config server", severity="fatal", text=_NO_SHARDS)]
         at_once = asyncio.Semaphore(_MOST_AT_ONCE)
 
         async def check(target: str) -> Check:
@@ -212,7 +216,7 @@ class ServerChecks:
                 return await self._check(Check(f"shard {target}", target), (*_OF_ALL, *_OF_SHARDS))
 
         shards = sorted(self._cluster.known_shards - {CONFIG})
-        return [config, *await asyncio.gather(*map(check, shards))]
+        return [config, *no_shards, *await asyncio.gather(*map(check, shards))]
 
     async def _check_only_set(self, place: Check) -> Check:
         """Check a set that is no cluster's; one that is a shard lacks events of the others."""
@@ -252,32 +256,32 @@ class ServerChecks:
             failure = NetworkError(repr(error))
         if not answers:
             return _failed(place, failure, _REACH_MEMBERS)
-        if place.problem is not None:
+        if place.is_problem:
             return place
         unread = f"answers, but its oplog cannot be read ({failure})"
         return replace(
-            place, remark=f"{unread}: metrics will not show when history is about to be lost"
+            place, text=f"{unread}: metrics will not show when history is about to be lost"
         )
 
     async def _check_upstream(self, address: Address) -> Sequence[Check]:
         upstream = self._upstream
         assert upstream is not None
-        place = Check(f"upstream {format_address(address)}", serves=True)
+        place = Check(f"upstream {format_address(address)}")
         try:
             connection = await upstream.connect_to(address)
         except (CommandError, NetworkError) as error:
-            return [_failed(place, error, _REACH_MONGOS)]
+            return [_failed(place, error, _REACH_MONGOS, "warning")]
         try:
             if await self._of_another_cluster(connection):
                 return [_wrong(place, _OTHER_CLUSTER)]
             if upstream.user is None:
                 return [place]
-            login = Check(f"login on the upstream as {upstream.user.user}", serves=True)
+            login = Check(f"login on the upstream as {upstream.user.user}")
             try:
                 await connection.log_in(upstream.user, _TIMEOUT)
                 granted = await _privileges(connection)
             except (CommandError, NetworkError) as error:
-                return [place, _failed(login, error, _REACH_MONGOS)]
+                return [place, _failed(login, error, _REACH_MONGOS, "warning")]
             return [place, _lacking(login, upstream.user, granted, [_OF_LOOKUPS])]
         finally:
             connection.abort()
@@ -304,22 +308,22 @@ class ServerChecks:
         if time is None:
             return ()
         skew = abs(self._cluster.wall() - time.time)
-        clocks = Check("clocks of cluster and router", serves=True)
+        clocks = Check("clocks of cluster and router")
         if skew <= _MOST_SKEW:
             return [clocks]
         problem = f"differ by {skew:.0f} s: synchronise the machines' clocks"
-        return [replace(clocks, problem=problem)]
+        return [replace(clocks, severity="warning", text=problem)]
 
 
-def _failed(place: Check, error: Exception, remedy: str) -> Check:
+def _failed(place: Check, error: Exception, remedy: str, severity: Severity = "error") -> Check:
     """Return the check of a place whose server does not answer, refuses, or is another one."""
     if isinstance(error, WrongServerError):
         return _wrong(place, f"is the wrong server: {error.message}")
+    text = f"does not answer: {plain_text(error)}. {remedy}"
     if isinstance(error, CommandError) and error.code in _REFUSALS:
         hint = "" if error.code == ErrorCode.Unauthorized else f". {_LET_IN}"
-        return replace(place, usable=False, problem=f"refuses the router: {error}{hint}")
-    problem = f"does not answer: {plain_text(error)}. {remedy}"
-    return replace(place, usable=False, problem=problem)
+        text = f"refuses the router: {error}{hint}"
+    return replace(place, severity=severity, text=text)
 
 
 def _lacking(place: Check, user: Credentials, granted: Privileges, needs: Sequence[Need]) -> Check:
@@ -334,13 +338,13 @@ def _lacking(place: Check, user: Credentials, granted: Privileges, needs: Sequen
     }
     if not missing:
         return place
-    serves = place.serves or all(need.serves for need in missing)
+    severity: Severity = "warning" if all(need.serves for need in missing) else "error"
     lacks = "; ".join(missing.values())
     problem = (
         f"grants the router's user {user} too little. It lacks {lacks}. "
         "Grant it there as in docs/security.md"
     )
-    return replace(place, problem=problem, serves=serves, usable=serves)
+    return replace(place, severity=severity, text=problem)
 
 
 async def _privileges(connection: Connection) -> Privileges:
@@ -351,7 +355,7 @@ async def _privileges(connection: Connection) -> Privileges:
 
 
 def _wrong(place: Check, problem: str) -> Check:
-    return replace(place, usable=False, problem=problem, fatal=True, serves=False)
+    return replace(place, severity="fatal", text=problem)
 
 
 def _signing_key(hello: Mapping[str, Any]) -> int:

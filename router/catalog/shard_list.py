@@ -9,7 +9,7 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.stream_settings import StreamSettings
-from router.tasks.shared_answer import SharedAnswer
+from router.tasks import SharedAnswer
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import (

@@ -2,8 +2,9 @@
 
 import asyncio
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
@@ -13,7 +14,6 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.cursors.cursor import MergedCursor, Owner
-from router.cursors.departed_clients import DepartedClients
 from router.limits.cursor_admission import Quota
 from router.lookup.completing_reader import CompletingReader
 from router.lookup.pushdown import LookupPlan
@@ -24,13 +24,51 @@ from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
-from router.tasks.shared_answer import shutting_down
+from router.tasks import shutting_down
 from shard_client.bson.resume_token import cluster_seconds_of, cluster_time_of
 from shard_client.errors import CommandError, ErrorCode
 
 log = structlog.get_logger()
 
 _QUIESCES: Final = "The server is in quiesce mode and will shut down"
+
+
+_MOST_DEPARTED: Final = 1000
+_REMEMBERED_FOR: Final = 24 * 60 * 60.0
+
+
+class DepartedClients:
+    """The cluster times from which clients that have left may resume.
+
+    A client is known by its address and the namespace it watched; its entry goes when it opens a
+    cursor again, after a day, or when more than a thousand others have left since.
+    """
+
+    def __init__(self) -> None:
+        self._left: OrderedDict[tuple[str | None, str], tuple[float, Timestamp]] = OrderedDict()
+
+    def record_left(self, client: str | None, namespace: str, needs: bytes, now: float) -> None:
+        """Record that a cursor has been closed; ``now`` is the loop's time in seconds.
+
+        ``needs`` is the sort key beyond which the client needs all events.
+        """
+        with suppress(ValueError):  # a damaged token has no place in the oplog
+            key, resume_time = (client, namespace), cluster_time_of(needs)
+            earlier = self._left.pop(key, None)
+            if earlier is not None and now - earlier[0] < _REMEMBERED_FOR:
+                resume_time = min(resume_time, earlier[1])
+            self._left[key] = (now, resume_time)
+            if len(self._left) > _MOST_DEPARTED:
+                self._left.popitem(last=False)
+
+    def record_back(self, client: str | None, namespace: str) -> None:
+        """Record that a client has opened a cursor."""
+        self._left.pop((client, namespace), None)
+
+    def earliest(self, now: float) -> Timestamp | None:
+        """Return the earliest of these times at the loop's time ``now``; None if there is none."""
+        times = (time for at, time in self._left.values() if now - at < _REMEMBERED_FOR)
+        return min(times, default=None)
 
 
 class CursorRegistry:

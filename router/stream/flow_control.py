@@ -1,6 +1,6 @@
 """Flow control: how far ahead a stream's remotes are read, and how long their getMores wait.
 
-It decides by what it knows of each remote (``PacedRemote``), and does no I/O. Times are in seconds
+It decides by what each remote has shown, and does no I/O. Times are in seconds
 on one monotonic clock; sizes are bytes of memory. The rules are in docs/design.md#a-remote-cursor
 (budgets) and docs/design.md#idle-shards (waits).
 """
@@ -13,121 +13,8 @@ from bson.timestamp import Timestamp
 
 from router.limits.memory import Memory
 from router.limits.token_bucket import TokenBucket
-from router.stream.noop_writer import NoOpRequests
+from router.stream.remote import Remote
 from router.stream_settings import StreamSettings
-from shard_client.backoff import Backoff
-from shard_client.bson.resume_token import next_tick
-
-_LONGEST_TIMEOUT: Final = 12
-"""Maximum of the timeout of a watermark that does not advance, as a multiple of the first one."""
-
-
-class WatermarkTimeout:
-    """Detects a watermark that does not advance although its replica set has.
-
-    ``timeout`` is in seconds; 0 means without limit. It doubles with each member that is left for
-    this reason, up to a maximum.
-    """
-
-    def __init__(self, timeout: float) -> None:
-        self._first = self._timeout = timeout
-        self._past: Timestamp | None = None
-        self._since = 0.0
-
-    def expect_beyond(self, past: Timestamp, now: float) -> None:
-        """Record that the replica set is beyond ``past``, so that a watermark beyond it is due."""
-        if self._past is None:
-            self._past, self._since = past, now
-
-    def record_watermark(self, time: Timestamp) -> None:
-        """Record that the remote's watermark is ``time``."""
-        if self._past is not None and time > self._past:
-            self._past, self._timeout = None, self._first
-
-    def is_over(self, now: float) -> bool:
-        """Return whether the watermark is due for longer than the timeout."""
-        return self._past is not None and 0 < self._timeout < now - self._since
-
-    def record_leaving(self, now: float) -> None:
-        """Record that the member is left; the next one gets more time."""
-        self._since = now
-        self._timeout = min(2 * self._timeout, _LONGEST_TIMEOUT * self._first)
-
-
-_BUSY: Final = 0.25
-"""Seconds after its last event during which a remote is read at the start of each round."""
-_MOST_LAG: Final = 2
-"""Seconds of cluster time by which the watermark of a remote that is read in rounds may lag."""
-
-
-class PacedRemote:
-    """A remote without its cursor: what its member has shown, and what the stream has asked of it.
-
-    ``topology`` is whether the remote watches config.shards. Others read its fields; its methods
-    alone change them.
-    """
-
-    def __init__(self, settings: StreamSettings, *, topology: bool = False) -> None:
-        self.topology = topology
-        self.events = 0
-        """Number of events received."""
-        self.idle = False
-        """Whether the last reply reached the end of the member's oplog."""
-        self.noops = NoOpRequests()
-        self.overdue = WatermarkTimeout(settings.watermark_timeout)
-        self.waits = Backoff(settings.await_watermark, settings.await_watermark_max, jitter=0)
-        """The times that getMores wait while events need the watermark; they start over once it has
-        arrived, or is about to arrive."""
-        self.collecting: int | None = None
-        """The round whose first getMore of this remote is due or in progress."""
-        self.asked_in: int | None = None
-        """The last round in which the watermark was asked for."""
-        self._asked = Timestamp(0, 0)
-        self._oplog_end = Timestamp(0, 0)
-        self._events_at = -inf
-
-    def record_reply(
-        self, events: int, oplog_end: Timestamp | None, now: float, *, complete: bool
-    ) -> None:
-        """Record a reply: its events, the end of the member's oplog, and whether it got there."""
-        self.collecting = None
-        if events:
-            self.events += events
-            self._events_at = now
-        if oplog_end is not None:
-            self._oplog_end = max(self._oplog_end, oplog_end)
-        self.idle = complete
-
-    def record_noop(self, past: Timestamp, now: float) -> None:
-        """Record that a no-op write has moved the member past this time."""
-        self._oplog_end = max(self._oplog_end, next_tick(past))
-        self.overdue.expect_beyond(past, now)
-
-    def is_beyond(self, time: Timestamp) -> bool:
-        """Return whether the member's oplog is known to have an entry after this time."""
-        return self._oplog_end > time
-
-    def is_in_backlog(self, watermark: Timestamp) -> bool:
-        """Return whether the watermark is far behind the member's oplog, or its end is unknown."""
-        end = self._oplog_end.time
-        return not end or watermark.time + _MOST_LAG < end
-
-    def is_busy(self, now: float) -> bool:
-        """Return whether the member has sent events lately."""
-        return now - self._events_at < _BUSY
-
-    def collect_in(self, number: int) -> None:
-        """Record that the next getMore is the first one of a round, given by its number."""
-        self.collecting = number
-
-    def ask_in(self, number: int, past: Timestamp) -> None:
-        """Record that the watermark is asked for in a round, and the time that it must pass."""
-        self.asked_in, self._asked = number, past
-
-    def is_asked_beyond(self, watermark: Timestamp) -> bool:
-        """Return whether a later watermark has been asked for, and no no-op write comes first."""
-        return watermark <= self._asked and self.noops.state != "requested"
-
 
 _MOST_CHARGE: Final = 2
 """Tokens that one batch takes at most. More would put streams of few, larger batches into rounds,
@@ -210,7 +97,7 @@ class FlowControl:
         self.rounds = Rounds(settings)
         self._events_at = -inf
 
-    def record_events(self, remote: PacedRemote, events: int, now: float) -> None:
+    def record_events(self, remote: Remote, events: int, now: float) -> None:
         """Record that a remote's reply had events."""
         self._events_at = now
         if remote.idle:
@@ -268,7 +155,7 @@ class FlowControl:
     def _part(self, budget: int) -> int:
         return budget // _FILTERED_PART if self._is_filtered() else budget
 
-    def noop_delay(self, now: float, remotes: Iterable[PacedRemote]) -> float:
+    def noop_delay(self, now: float, remotes: Iterable[Remote]) -> float:
         """Return the time to wait before the members that keep events back get no-op writes."""
         if self.rounds.is_dense(now):
             number = self.rounds.interval_number(now)
@@ -278,7 +165,7 @@ class FlowControl:
 
     def plan_getmore(
         self,
-        remote: PacedRemote,
+        remote: Remote,
         watermark: Timestamp,
         now: float,
         *,
@@ -321,13 +208,13 @@ class FlowControl:
             await_for = quiet
         return Wait(min(quiet, await_for))
 
-    def _is_in_rounds(self, remote: PacedRemote, watermark: Timestamp, now: float) -> bool:
+    def _is_in_rounds(self, remote: Remote, watermark: Timestamp, now: float) -> bool:
         """Return whether a remote is read in rounds; batches of a backlog follow at once."""
         dense = remote.idle and not remote.topology and self.rounds.is_dense(now)
         return dense and not remote.is_in_backlog(watermark)
 
     def _plan_in_rounds(
-        self, remote: PacedRemote, watermark: Timestamp, now: float, *, alone: bool
+        self, remote: Remote, watermark: Timestamp, now: float, *, alone: bool
     ) -> Wait:
         """Plan the next getMore of a remote that is read in rounds."""
         rounds, quiet = self.rounds, self._settings.await_quiet
@@ -339,7 +226,7 @@ class FlowControl:
         remote.waits.reset()
         until = rounds.next_start(now) - now
         if remote.is_busy(now):
-            remote.collect_in(rounds.interval_number(now) + 1)
+            remote.collecting = rounds.interval_number(now) + 1
             return Wait(min(quiet, _FIRST_OF_ROUND), until)
         # It is sent with the next round's no-op write, or without one if no event has come by then.
         return Wait(quiet, until + rounds.length / 2)

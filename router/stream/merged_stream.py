@@ -9,7 +9,7 @@ from bson.timestamp import Timestamp
 from router.request.shard_commands import CONFIG
 from router.request.stream_request import StreamRequest
 from router.stream.event_log import EventLog
-from router.stream.merger import FIRST_EVENT, MergedRemote, MergeOrderError, Merger
+from router.stream.merger import FIRST_EVENT, MergeInput, MergeOrderError, Merger
 from router.stream.shard_membership import Membership, ShardSpan, covers_all
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
@@ -59,7 +59,7 @@ class MergedStream:
         if only is not None:
             shards = only_shard(shards, only)
         elif topology_from is not None:
-            self.membership.open(MergedRemote(CONFIG, "", topology_from, topology=True))
+            self.membership.open(MergeInput(CONFIG, "", topology_from, topology=True))
             self.membership.draining.update(draining)
         # The present shards come last: later events of the config server apply to them.
         skipped = FIRST_EVENT if request.starts_after_invalidate else None
@@ -71,7 +71,7 @@ class MergedStream:
                 self.membership.open_removed(span, start_at)
         for shard, host in shards.items():
             skipped = skipped_times[shard]
-            self.membership.open(MergedRemote(shard, host, start_at, skipped_time=skipped))
+            self.membership.open(MergeInput(shard, host, start_at, skipped_time=skipped))
 
     def covers(self, after: bytes, spans: Set[ShardSpan] = frozenset()) -> bool:
         """Return whether all events after the sort key ``after`` are in the log or still to come.
@@ -96,7 +96,7 @@ class MergedStream:
         except CommandError as error:
             self.error = error
 
-    def _add(self, remote: MergedRemote, batch: CursorBatch) -> None:
+    def _add(self, remote: MergeInput, batch: CursorBatch) -> None:
         """Add a reply to the merge; raises CommandError if it breaks the rules."""
         if batch.watermark is None:
             raise _broken(remote, "a batch came without a postBatchResumeToken")
@@ -130,7 +130,7 @@ class MergedStream:
         self.membership.retire_removed()
 
     def _end_or_reopen(
-        self, remote: MergedRemote, invalidate: KeyedToken, events: list[Event], size: int
+        self, remote: MergeInput, invalidate: KeyedToken, events: list[Event], size: int
     ) -> tuple[list[Event], int]:
         """Process the invalidate that has ended a remote's cursor, after these events.
 
@@ -294,7 +294,7 @@ class MergedStream:
 
 
 def _broken(
-    remote: MergedRemote,
+    remote: MergeInput,
     reason: str,
     code: ErrorCode = ErrorCode.InternalError,
     labels: Iterable[str] = (),

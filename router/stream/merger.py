@@ -24,7 +24,7 @@ _raw_event: Final = itemgetter(1)
 """An event's sort key and its bytes."""
 
 FIRST_EVENT: Final = b""
-"""As ``MergedRemote.skipped_time``: the cluster time of the first event, which has not arrived."""
+"""As ``MergeInput.skipped_time``: the cluster time of the first event, which has not arrived."""
 
 
 class MergeOrderError(Exception):
@@ -41,7 +41,7 @@ class _Run:
         self.last = events[-1][0]
 
 
-class MergedRemote:
+class MergeInput:
     """A remote as its merge sees it: where it begins and ends, its watermark, its sorted events.
 
     Its cursor is on ``target`` (a shard's id, or "config") at ``host``; ``topology`` marks the one
@@ -234,16 +234,16 @@ class Merger:
     """
 
     def __init__(self) -> None:
-        self.remotes: dict[int, MergedRemote] = {}
+        self.remotes: dict[int, MergeInput] = {}
         """The remotes that the merge waits for, by number."""
         self._numbers = count()
         # Remotes with buffered events. Most remotes have none most of the time.
-        self._nonempty: dict[int, MergedRemote] = {}
+        self._nonempty: dict[int, MergeInput] = {}
         self._watermarks: SortedList[tuple[bytes, int]] = SortedList()
         self.buffered = 0
         """Bytes of memory that the unreleased events of all remotes take."""
 
-    def add_remote(self, remote: MergedRemote) -> None:
+    def add_remote(self, remote: MergeInput) -> None:
         """Add a remote under the next number; nothing is released before its first watermark.
 
         A remote with an assumed watermark holds the low watermark back from the start.

@@ -24,8 +24,7 @@ from router.stream.running_stream import CLOSED, RunningStream
 from router.stream.shard_membership import ShardSpan
 from router.stream.sharing import SharingPolicy
 from router.stream_settings import StreamSettings
-from router.tasks.owned_tasks import AwaitedTasks
-from router.tasks.shared_answer import result_of, shutting_down
+from router.tasks import AwaitedTasks, result_of, shutting_down
 from shard_client import spans
 from shard_client.bson.resume_token import first_key, next_tick
 from shard_client.errors import CommandError, ErrorCode

@@ -12,7 +12,8 @@ from bson.timestamp import Timestamp
 
 from router.stream.flow_control import COLLECTING_TIME, FlowControl
 from router.stream.merged_stream import MergedStream
-from router.stream.remotes import Remote, Remotes, StreamResources
+from router.stream.remote import Remote
+from router.stream.remotes import Remotes, StreamResources
 from router.stream.waiting_readers import WaitingReaders
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.remote_cursor.cursor_reply import CursorBatch

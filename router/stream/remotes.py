@@ -1,27 +1,24 @@
 """The remotes of one stream: opens, reads, probes and closes their cursors."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import Context
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import structlog
 from bson.int64 import Int64
 
 from router.catalog.cluster import Cluster, MemberDialer
 from router.limits.memory import Memory
-from router.limits.token_bucket import TokenBucket
 from router.measures.loads import MemberLoads
 from router.request.shard_commands import progress_command, shard_command, topology_command
 from router.request.stream_request import StreamRequest
-from router.stream.flow_control import PacedRemote
 from router.stream.merged_stream import MergedStream
-from router.stream.merger import MergedRemote
+from router.stream.merger import MergeInput
 from router.stream.noop_writer import NoOpWriter
+from router.stream.remote import Remote
 from router.stream_settings import StreamSettings
 from shard_client import spans
-from shard_client.bson.resume_token import cluster_time_of
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.remote_cursor.progress_cursor import Probing
@@ -29,9 +26,6 @@ from shard_client.remote_cursor.remote_cursor import RemoteCursor
 from shard_client.replica_set.replica_set import PRIMARY, ReadPreference
 
 log = structlog.get_logger()
-
-REASONS = ("idle", "behind", "paused", "reconnecting", "opening", "ended")
-"""Why a slowest shard's watermark is not greater (``Remote.slowest_reason``)."""
 
 
 class StreamResources(NamedTuple):
@@ -48,120 +42,12 @@ class StreamResources(NamedTuple):
     memory: Memory
 
 
-class Remote(PacedRemote):
-    """One remote of a running stream, with its cursor. ``Remotes`` opens that, and opens it again.
-
-    A reading can be delayed: then no getMore is sent although the budgets allow it.
-    """
-
-    def __init__(
-        self, in_merge: MergedRemote, cursor: RemoteCursor, settings: StreamSettings
-    ) -> None:
-        super().__init__(settings, topology=in_merge.topology)
-        self.number = in_merge.number
-        self.target = in_merge.target
-        self.in_merge = in_merge
-        """What the merge knows of it."""
-        self.cursor = cursor
-        self.opened_at = in_merge.opens_at
-        """Where the cursor begins."""
-        self._delay: asyncio.TimerHandle | None = None
-        self._probes = TokenBucket(1000 * settings.probe_share, 1000 * settings.probe_burst)
-        """The milliseconds for which the progress cursor may keep the member busy: probes of an
-        idle member cost next to nothing; those that scan much use up the bucket."""
-
-    def charge_probes(self, now: float) -> bool:
-        """Charge the probes since the last call; return whether the budget allows another."""
-        self._probes.spend(now, 1000 * self.cursor.take_probe_cost())
-        return self._probes.tokens(now) > 0
-
-    @property
-    def is_delayed(self) -> bool:
-        """Whether the next getMore is delayed."""
-        return self._delay is not None
-
-    def delay(self, seconds: float, then: Callable[["Remote"], None]) -> None:
-        """Delay the next getMore; ``then`` is called after ``seconds``, and has to end the delay.
-
-        It is not called if the delay has ended before.
-        """
-        self.end_delay()
-        self.cursor.pause()
-        self._delay = asyncio.get_running_loop().call_later(seconds, then, self)
-
-    def end_delay(self) -> None:
-        """Let the next getMore be sent."""
-        if self._delay is not None:
-            self._delay.cancel()
-            self._delay = None
-
-    @property
-    def state(self) -> str:
-        """The state of the cursor: "opening", "reading", "paused", "failing" or "ended".
-
-        It is paused by a budget, or because no client reads; not while its next getMore is delayed.
-        """
-        state = self.cursor.status
-        return "reading" if state == "paused" and self.is_delayed else state
-
-    @property
-    def slowest_reason(self) -> str:
-        """Why the watermark is not greater: one of ``REASONS``.
-
-        "idle" is a member without newer events, "behind" one that still has events to read.
-        """
-        state = self.state
-        if state == "reading":
-            return "idle" if self.idle else "behind"
-        return "reconnecting" if state == "failing" else state
-
-    def describe(self, merged: MergedStream) -> dict[str, Any]:
-        """Return what serverStatus shows of a remote of ``merged``.
-
-        ``topology`` marks the remote that watches config.shards; a config server that is also a
-        shard has another remote for its data. ``reopened`` counts the failures after which the
-        cursor was opened again, ``failingMillis`` is the time since a failure that lasts began.
-        """
-        cursor, watermark = self.cursor, self.in_merge.watermark
-        document: dict[str, Any] = {
-            "target": self.target,
-            "address": cursor.address,
-            "state": self.state,
-            "watermark": cluster_time_of(watermark) if watermark else None,
-            "events": Int64(self.events),
-            "bufferedBytes": Int64(merged.buffered_bytes(self.number)),
-            "reopened": cursor.outages.reopenings,
-            "noopCommands": Int64(self.noops.count),
-        }
-        if self.topology:
-            document["topology"] = True
-        if cursor.failing_for is not None:
-            document["failingMillis"] = Int64(cursor.failing_for * 1000)
-            error = cursor.outages.last_error
-            document["error"] = None if error is None else str(error)
-        return document
-
-
-class RemotesOwner(Protocol):
-    """The running stream, as its remotes see it."""
-
-    def start(
-        self, name: str, work: Callable[[], Awaitable[None]], context: Context | None = None
-    ) -> object:
-        """Run ``work`` in a task."""
-
-    def batch_arrived(self, remote: Remote, batch: CursorBatch) -> None:
-        """Process a batch of an open remote."""
-
-    def remote_failed(self, remote: Remote, error: CommandError) -> None:
-        """Record that the cursor of an open remote has failed for good."""
-
-
 class Remotes:
     """The open remotes of one stream, which it reads in the background.
 
-    ``request`` is what the shards are asked for, and ``merged`` the merge of the remotes. Must be
-    created in a running loop.
+    ``request`` is what the shards are asked for, and ``merged`` the merge of the remotes. ``start``
+    runs work in a task of that name; ``arrived`` processes each batch of an open remote, ``failed``
+    the failure that ends its cursor. Must be created in a running loop.
     """
 
     def __init__(
@@ -169,12 +55,16 @@ class Remotes:
         request: StreamRequest,
         merged: MergedStream,
         resources: StreamResources,
-        owner: RemotesOwner,
+        start: Callable[[str, Callable[[], Awaitable[None]], Context | None], object],
+        arrived: Callable[[Remote, CursorBatch], None],
+        failed: Callable[[Remote, CommandError], None],
     ) -> None:
         self._request = request
         self._merged = merged
         self._resources = resources
-        self._owner = owner
+        self._start = start
+        self._arrived = arrived
+        self._failed = failed
         self._preference = ReadPreference.of(request.read_preference)
         self._by_number: dict[int, Remote] = {}
         self._changes = 0
@@ -226,9 +116,9 @@ class Remotes:
             else:
                 continue
             name = f"remote cursor {remote.target}"
-            self._owner.start(name, partial(self._read, remote, remote.cursor), spans.apart())
+            self._start(name, partial(self._read, remote, remote.cursor), spans.apart())
 
-    def _new_cursor(self, remote: MergedRemote) -> RemoteCursor:
+    def _new_cursor(self, remote: MergeInput) -> RemoteCursor:
         request, shared = self._request, self._resources
         topology, first = remote.topology, remote.opens_at
 
@@ -269,7 +159,7 @@ class Remotes:
     def _close_cursor(self, remote: Remote) -> None:
         """Kill a remote's cursor in the background."""
         remote.end_delay()
-        self._owner.start(f"close {remote.target}", partial(_close_logged, remote.cursor))
+        self._start(f"close {remote.target}", partial(_close_logged, remote.cursor), None)
 
     # Reading.
 
@@ -282,7 +172,7 @@ class Remotes:
                 if cursor.in_outage and self._outlasts(remote):
                     continue
                 if remote.number in self._by_number and remote.cursor is cursor:
-                    self._owner.remote_failed(remote, error)
+                    self._failed(remote, error)
                 return
             if batch is None:
                 return
@@ -301,7 +191,7 @@ class Remotes:
     def probe(self, remote: Remote, seconds: float) -> None:
         """Probe a member within ``seconds``, in the background, unless it is being probed."""
         name = f"progress cursor of {remote.target}"
-        self._owner.start(name, partial(self._probe, remote, remote.cursor, seconds))
+        self._start(name, partial(self._probe, remote, remote.cursor, seconds), None)
 
     async def _probe(self, remote: Remote, cursor: RemoteCursor, seconds: float) -> None:
         if (batch := await cursor.probe_progress(seconds)) is not None:
@@ -309,7 +199,7 @@ class Remotes:
 
     def _pass_on(self, remote: Remote, batch: CursorBatch) -> None:
         if remote.number in self._by_number:
-            self._owner.batch_arrived(remote, batch)
+            self._arrived(remote, batch)
 
     # Status.
 
@@ -325,7 +215,7 @@ class Remotes:
             "slowestShard": None if slowest is None else slowest.target,
             "slowestReason": None if slowest is None else slowest.slowest_reason,
             "waiting": slowest is not None and merged.is_held_back,
-            "remotes": [remote.describe(merged) for remote in self],
+            "remotes": [remote.describe(merged.buffered_bytes(remote.number)) for remote in self],
         }
 
 

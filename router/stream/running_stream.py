@@ -21,10 +21,10 @@ from router.stream.flow_control import FlowControl
 from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.read_scheduler import ReadScheduler
-from router.stream.remotes import Remote, Remotes, StreamResources
+from router.stream.remote import Remote
+from router.stream.remotes import Remotes, StreamResources
 from router.stream.waiting_readers import Waiter, WaitingReaders, complete
-from router.tasks.owned_tasks import AwaitedTasks
-from router.tasks.shared_answer import result_of
+from router.tasks import AwaitedTasks, result_of
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.remote_cursor.cursor_reply import CursorBatch
@@ -76,7 +76,9 @@ class RunningStream:
         self._flow = flow = FlowControl(
             settings, resources.memory, is_filtered=lambda: self.fan_out.readers > 0
         )
-        self._remotes = remotes = Remotes(request, merged, resources, self)
+        self._remotes = remotes = Remotes(
+            request, merged, resources, self.start, self.batch_arrived, self.remote_failed
+        )
         self._read_scheduler = ReadScheduler(merged, remotes, self.waiting, flow, resources)
         self._tasks = AwaitedTasks()
         """The tasks that read and close remotes, or watch for shards that have left."""

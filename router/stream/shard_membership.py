@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, Self
 import bson
 from bson.timestamp import Timestamp
 
-from router.stream.merger import MergedRemote, Merger
+from router.stream.merger import MergeInput, Merger
 from shard_client.bson.resume_token import cluster_time_of, first_key, next_tick
 from shard_client.remote_cursor.cursor_reply import Event
 
@@ -19,7 +19,7 @@ class ShardSpan(NamedTuple):
     """A shard that a stream reads, or has read, from ``since`` on.
 
     ``until`` is the sort key that the shard's remote had to reach when the shard left, or None
-    while no removal has been seen. ``skipped_time`` is as for ``MergedRemote``.
+    while no removal has been seen. ``skipped_time`` is as for ``MergeInput``.
     """
 
     shard: str
@@ -29,7 +29,7 @@ class ShardSpan(NamedTuple):
     skipped_time: bytes | None = None
 
     @classmethod
-    def of(cls, remote: MergedRemote) -> Self:
+    def of(cls, remote: MergeInput) -> Self:
         """Return what a remote reads of its shard."""
         read = remote.target, remote.host, remote.start_at
         return cls(*read, remote.removed_at, remote.skipped_time)
@@ -58,13 +58,13 @@ class Membership:
         self.leaving: dict[int, bytes] = {}
         """The removed shards' remotes whose watermarks have not passed the removal, and the sort
         key that they have to reach for that."""
-        self._removed: deque[MergedRemote] = deque(maxlen=_MOST_REMOVED)
+        self._removed: deque[MergeInput] = deque(maxlen=_MOST_REMOVED)
         self.changes = 0
         """How often remotes have been added or retired, or are to be opened again."""
         self.draining: set[str] = set()
         """Draining shards, which are about to leave."""
 
-    def open(self, remote: MergedRemote) -> None:
+    def open(self, remote: MergeInput) -> None:
         """Add a remote."""
         self.changes += 1
         self._merger.add_remote(remote)
@@ -73,11 +73,11 @@ class Membership:
         """Add a remote on a removed shard, for its events from ``start_at`` on."""
         assert span.until is not None
         since = max(start_at, span.since)
-        remote = MergedRemote(span.shard, span.host, since, skipped_time=span.skipped_time)
+        remote = MergeInput(span.shard, span.host, since, skipped_time=span.skipped_time)
         self.open(remote)
         self._leave(remote, span.until)
 
-    def reopen(self, remote: MergedRemote, start_after: bytes) -> None:
+    def reopen(self, remote: MergeInput, start_after: bytes) -> None:
         """Let a remote be opened again after the raw token of its invalidate."""
         remote.opens_at = start_after
         self.changes += 1
@@ -140,7 +140,7 @@ class Membership:
 
     def _join(self, shard: str, host: str, at: Timestamp) -> None:
         start_at = max(next_tick(at), self._start_at)
-        self.open(MergedRemote(shard, host, start_at, watermark=first_key(start_at)))
+        self.open(MergeInput(shard, host, start_at, watermark=first_key(start_at)))
 
     def apply_list(self, shards: Set[str], draining: Set[str], by: Timestamp) -> None:
         """Remove the draining shards that a shard list, read by the time ``by``, no longer has.
@@ -163,16 +163,16 @@ class Membership:
                 self._merger.retire_remote(number, before=removed_at)
                 self.changes += 1
 
-    def _leave(self, remote: MergedRemote, removed_at: bytes) -> None:
+    def _leave(self, remote: MergeInput, removed_at: bytes) -> None:
         remote.removed_at = removed_at
         self.leaving[remote.number] = removed_at
         self._removed.append(remote)
 
     @property
-    def _of_shards(self) -> list[MergedRemote]:
+    def _of_shards(self) -> list[MergeInput]:
         """The remotes on shards that have not left."""
         remotes = self._merger.remotes.values()
         return [remote for remote in remotes if remote.removed_at is None and not remote.topology]
 
-    def _find(self, shard: str) -> MergedRemote | None:
+    def _find(self, shard: str) -> MergeInput | None:
         return next((remote for remote in self._of_shards if remote.target == shard), None)

@@ -12,7 +12,7 @@ from router.config.settings import Settings
 from router.config.tracing import Tracing
 
 if TYPE_CHECKING:
-    from router.catalog.server_checks import Check
+    from router.catalog.server_checks import Check, Severity
 
 _COLLECTOR_TIMEOUT = 5.0
 
@@ -38,10 +38,9 @@ def check_config(
     structlog.configure(processors=[], logger_factory=structlog.ReturnLoggerFactory())
     failed = False
     for check in asyncio.run(_check(settings, offline=offline)):
-        failed = failed or check.problem is not None
-        mark = "ok  " if check.problem is None else "FAIL"
-        text = check.problem or check.remark
-        typer.echo(f"{mark} {check.subject}" + (f": {text}" if text else ""))
+        failed = failed or check.is_problem
+        mark = "FAIL" if check.is_problem else "ok  "
+        typer.echo(f"{mark} {check.subject}" + (f": {check.text}" if check.text else ""))
     if failed:
         raise typer.Exit(1)
 
@@ -54,27 +53,28 @@ async def _check(settings: Settings, *, offline: bool) -> "list[Check]":
     checks = [Check("settings")]
     if settings.seeds is None:
         missing = "not set: name the config server, rsName/host:port"
-        checks.append(Check("sharding.configDB", problem=missing))
+        checks.append(Check("sharding.configDB", severity="error", text=missing))
     if offline:
         return checks
     if settings.net.tls.enabled:
         certificate = TlsContexts(settings.net.tls.files()).certificate
         days = (certificate.expires - datetime.now(UTC)).days
         remark = f"{certificate.subject}, valid for {days} more days"
-        checks.append(Check("certificate", remark=remark))
-    async for subject, problem in _ports(settings):
-        checks.append(Check(subject, problem=problem))
+        checks.append(Check("certificate", text=remark))
+    checks += [check async for check in _ports(settings)]
     if settings.seeds is not None:
         checks += await check_servers(settings)
     if (endpoint := settings.tracing.endpoint) is not None:
         problem = await _collector(settings.tracing, endpoint)
-        checks.append(Check(f"tracing.endpoint {endpoint}", problem=problem))
+        severity: Severity = "error" if problem else "ok"
+        checks.append(Check(f"tracing.endpoint {endpoint}", severity=severity, text=problem))
     return checks
 
 
-async def _ports(settings: Settings) -> AsyncIterator[tuple[str, str | None]]:
-    """Try to bind each port; yield it, with the problem if the machine lacks it or it is in use."""
+async def _ports(settings: Settings) -> "AsyncIterator[Check]":
+    """Try to bind each port; it is a problem if the machine lacks it or it is in use."""
     from router.accepting_port import bind
+    from router.catalog.server_checks import Check
 
     net, feed = settings.net, settings.feed
     wanted = [("net.port", host, net.port) for host in net.hosts]
@@ -88,13 +88,14 @@ async def _ports(settings: Settings) -> AsyncIterator[tuple[str, str | None]]:
             for bound in await bind([host], port):
                 bound.close()
         except OSError as error:
-            yield subject, f"{error.strerror}; does the router run already?"
+            text = f"{error.strerror}; does the router run already?"
+            yield Check(subject, severity="error", text=text)
         else:
-            yield subject, None
+            yield Check(subject)
 
 
-async def _collector(tracing: Tracing, endpoint: str) -> str | None:
-    """Send the collector of traces a request without spans; return the problem, if any."""
+async def _collector(tracing: Tracing, endpoint: str) -> str:
+    """Send the collector of traces a request without spans; return the problem, or ""."""
     import aiohttp
 
     headers = {"Content-Type": "application/x-protobuf", **tracing.read_headers()}
@@ -104,7 +105,7 @@ async def _collector(tracing: Tracing, endpoint: str) -> str | None:
             session.post(endpoint, data=b"", headers=headers) as answer,
         ):
             if answer.ok:
-                return None
+                return ""
             return f"answers {answer.status} {answer.reason}: is that OTLP over HTTP?"
     except (aiohttp.ClientError, TimeoutError) as error:
         return f"does not answer: {error or 'no answer within 5 s'}"

@@ -29,7 +29,7 @@ from router.feed.feed import FeedPort
 from router.peers import messages
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
-from router.tasks.owned_tasks import OwnedTasks
+from router.tasks import OwnedTasks
 from router.workers.channel import Channel
 from router.workers.child import WorkerStart
 

@@ -79,7 +79,6 @@ class MotorReplicaSet(ReplicaSet):
         self._refused: CommandError | None = None
         self._distrusted: dict[Address, float] = {}
         """When each member was distrusted that the driver has not checked since."""
-        self._closed = False
         self._lost = False
         self._threshold = local_threshold
         self._heartbeat = heartbeat
@@ -87,7 +86,7 @@ class MotorReplicaSet(ReplicaSet):
         self._client = self._connect()
 
     def _connect(self) -> "AsyncIOMotorClient[dict[str, Any]]":
-        self._listener = _Listener(self)
+        self._listener: _Listener | None = _Listener(self)
         return AsyncIOMotorClient(
             [format_address(address) for address in self.hosts],
             replicaSet=self.name,
@@ -195,12 +194,11 @@ class MotorReplicaSet(ReplicaSet):
             log.error("cannot reconnect for monitoring", set=self.name, error=str(error))
             self._listener = listener
             return
-        listener.end()
         self._end_client(former)
 
     async def close(self) -> None:
         """Stop the monitoring, with a bounded wait for an unresponsive member."""
-        self._closed = True
+        self._listener = None
         self._changed.set()
         if self._check is not None:
             self._check.cancel()
@@ -301,9 +299,13 @@ class MotorReplicaSet(ReplicaSet):
         self._distrusted = {at: when for at, when in self._distrusted.items() if at in members}
         self._changed.set()
 
-    def report(self, finding: Callable[..., None], *arguments: object) -> None:
-        """Pass a finding of the driver from its threads to the loop."""
-        if not self._closed and not self._loop.is_closed():
+    @property
+    def _closed(self) -> bool:
+        return self._listener is None
+
+    def report(self, by: object, finding: Callable[..., None], *arguments: object) -> None:
+        """Pass a finding of the present client's listener from the driver's threads to the loop."""
+        if by is self._listener and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(finding, *arguments)
 
 
@@ -342,19 +344,15 @@ def _tls_options(access: Access) -> dict[str, Any]:
 
 class _Listener(TopologyListener, ServerHeartbeatListener):
     def __init__(self, replica_set: MotorReplicaSet) -> None:
-        self._replica_set: MotorReplicaSet | None = replica_set
-
-    def end(self) -> None:
-        """Report nothing more: the client is about to be closed."""
-        self._replica_set = None
+        self._replica_set = replica_set
 
     def opened(self, event: TopologyOpenedEvent) -> None:
         """Ignore the event: no members are known yet."""
 
     def description_changed(self, event: TopologyDescriptionChangedEvent) -> None:
         """Report the members."""
-        if (to := self._replica_set) is not None:
-            to.report(to.topology_changed, *_members_of(event.new_description))
+        to = self._replica_set
+        to.report(self, to.topology_changed, *_members_of(event.new_description))
 
     def closed(self, event: TopologyClosedEvent) -> None:
         """Ignore the event: the monitoring has ended."""
@@ -365,9 +363,9 @@ class _Listener(TopologyListener, ServerHeartbeatListener):
     def succeeded(self, event: ServerHeartbeatSucceededEvent) -> None:
         """Report a member that answers, and its set."""
         hello, (host, port) = event.reply.document, event.connection_id
-        if (to := self._replica_set) is not None and hello.get("setName"):
-            asked = time.monotonic() - event.duration
-            to.report(to.record_answer, (host, port or 27017), hello, asked)
+        if hello.get("setName"):
+            to, asked = self._replica_set, time.monotonic() - event.duration
+            to.report(self, to.record_answer, (host, port or 27017), hello, asked)
 
     def failed(self, event: ServerHeartbeatFailedEvent) -> None:
         """Ignore the event: the member's description has the error."""

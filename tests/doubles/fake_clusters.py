@@ -135,7 +135,7 @@ class FixedChecks:
 
     def fails(self, target: str, problem: str) -> None:
         """Let a replica set fail its check."""
-        self.found[target] = Check(target, target, usable=False, problem=problem)
+        self.found[target] = Check(target, target, severity="error", text=problem)
 
     async def results(self) -> Sequence[Check]:
         return list(self.found.values())

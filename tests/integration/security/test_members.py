@@ -136,7 +136,7 @@ async def problems(secured: TestCluster) -> dict[str | None, str]:
     checks = ServerChecks(cluster)
     try:
         results = await checks.results(whole=True)
-        return {each.target: each.problem for each in results if each.problem is not None}
+        return {each.target: each.text for each in results if each.is_problem}
     finally:
         await checks.close()
         await cluster.close()

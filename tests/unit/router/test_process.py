@@ -15,7 +15,7 @@ from router.allocator import collect_less_often, keep_freed_memory, keep_slack_s
 from router.config.security import HIDDEN
 from router.config.settings import load_settings
 from router.limits.memory import Memory
-from router.measures.histogram import BOUNDS, Histogram, measure_lag
+from router.measures.loads import BOUNDS, Histogram, measure_lag
 from router.process import run_until_signalled
 from tests.harness.until import until
 

@@ -6,7 +6,7 @@ from typing import Any
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from router.measures.histogram import Histogram
+from router.measures.loads import Histogram
 from router.measures.sums import sum_statuses
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

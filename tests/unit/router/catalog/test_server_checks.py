@@ -27,7 +27,7 @@ async def test_a_hanging_shard_does_not_delay_the_results(monkeypatch: pytest.Mo
             monkeypatch.setattr(server_checks, "_TIMEOUT_OF_FIRST", 10 * PATIENCE)
             found = await checks.results(whole=True)
             assert [each.target for each in found] == ["config", "a"]
-            assert all(each.usable and each.complete for each in found)
+            assert all(each.complete and not each.is_problem for each in found)
             cluster.answering.clear()
             assert (await checks.results()) == found
     finally:
@@ -42,8 +42,8 @@ async def test_the_oldest_entry_is_found_and_a_missing_config_server_named() -> 
     found = await found_by(cluster)
     assert found["a"].oldest == Timestamp(100, 1)
     assert not found["a"].complete
-    assert not found["config"].usable
-    assert "no primary" in str(found["config"].problem)
+    assert found["config"].severity == "error"
+    assert "no primary" in found["config"].text
 
 
 _DIRECT = "You are connecting to a sharded cluster improperly by connecting directly to a shard."
@@ -61,10 +61,10 @@ async def test_a_refusal_is_not_called_a_silence(code: int, message: str, said: 
     cluster.answering.set()
     cluster.failure = CommandError(code, message)
     found = await found_by(cluster)
-    assert not found["config"].usable
-    assert said in str(found["config"].problem)
-    assert "does not answer" not in str(found["config"].problem)
-    assert found["a"].problem is None
+    assert found["config"].severity == "error"
+    assert said in found["config"].text
+    assert "does not answer" not in found["config"].text
+    assert not found["a"].is_problem
 
 
 _ALL = {"resource": {"anyResource": True}, "actions": ["find", "changeStream", "viewUser"]}
@@ -78,19 +78,17 @@ async def test_from_8_0_on_the_role_of_direct_operations_is_missed() -> None:
     cluster.answering.set()
     cluster.access = Access(Credentials("least", "admin", ("secret",)))
     cluster.privileges = [_ALL, _WRITES, _SIZE]
-    assert not [each for each in (await found_by(cluster)).values() if each.problem]
+    assert not [each for each in (await found_by(cluster)).values() if each.is_problem]
     cluster.wire_version = 25
     for place in (await found_by(cluster)).values():
         # A cluster of one shard works without it.
-        assert place.serves
-        assert place.usable
-        assert "lacks issueDirectShardOperations on the cluster" in str(place.problem)
-        assert "least@admin" in str(place.problem)
+        assert place.severity == "warning"
+        assert "lacks issueDirectShardOperations on the cluster" in place.text
+        assert "least@admin" in place.text
     cluster.failure = CommandError(13, _DIRECT)
     config = (await found_by(cluster))["config"]
-    assert not config.serves
-    assert not config.usable
-    assert "lacks issueDirectShardOperations" in str(config.problem)
+    assert config.severity == "error"
+    assert "lacks issueDirectShardOperations" in config.text
 
 
 @pytest.mark.parametrize(
@@ -106,9 +104,10 @@ async def test_the_config_server_may_be_the_only_shard(hosts: dict[str, str], pr
     cluster.access = Access(Credentials("least", "admin", ("secret",)))
     cluster.privileges = [_WRITES, _SIZE, _CONFIG, {**_ALL, "actions": ["viewUser"]}]
     cluster.hosts = hosts
-    [config, *_] = (await found_by(cluster)).values()
-    assert problem in str(config.problem)
-    assert config.fatal == (not hosts)
+    found = await found_by(cluster)
+    config = found["config"]
+    assert problem in (config if hosts else found[None]).text
+    assert (None in found and found[None].severity == "fatal") == (not hosts)
     assert (config.oldest is None) == (not hosts), "only a shard's oplog has what clients read"
 
 
@@ -119,7 +118,7 @@ async def test_streams_on_some_databases_may_be_all_that_is_wanted() -> None:
     shop = {"resource": {"db": "shop", "collection": ""}}
     for actions in (["changeStream", "find"], ["changeStream"]):
         cluster.privileges = [{**shop, "actions": actions}, _WRITES, _SIZE]
-        assert (await found_by(cluster))["a"].usable == ("find" in actions)
+        assert (await found_by(cluster))["a"].is_problem != ("find" in actions)
 
 
 async def test_an_unexpected_exception_is_a_problem() -> None:
@@ -129,7 +128,7 @@ async def test_an_unexpected_exception_is_a_problem() -> None:
     with capture_logs() as logs:
         for _ in range(2):  # the second caller is told of the first one's exception
             (found,) = await checks.results(whole=True)
-            assert "planted" in str(found.problem)
+            assert "planted" in found.text
     assert len(logs) == 1
 
 

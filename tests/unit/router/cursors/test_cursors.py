@@ -9,8 +9,7 @@ import pytest
 from bson import Timestamp
 
 from router.config.settings import Parameters, settings_of_streams
-from router.cursors.departed_clients import DepartedClients
-from router.cursors.registry import CursorRegistry
+from router.cursors.registry import CursorRegistry, DepartedClients
 from router.parameter import parameters_of
 from router.stream.log_reader import Batch
 from router.stream_settings import StreamSettings

@@ -14,8 +14,8 @@ import bson
 import pytest
 
 from router.catalog.upstream import UpstreamMongos
+from router.client_limits import ClientLimits, supported_connections
 from router.config.settings import load_settings
-from router.limits.client_limits import ClientLimits, supported_connections
 from router.limits.connection_limit import ConnectionLimit, client_of
 from router.limits.fair_limit import FairLimit
 from router.limits.turns import Turns

@@ -11,7 +11,7 @@ import pytest
 from bson import Int64
 
 from router.catalog.upstream import UpstreamMongos
-from router.limits.client_limits import ClientLimits
+from router.client_limits import ClientLimits
 from router.server.client_connection import ClientConnection
 from shard_client.wire.frame_protocol import FrameStream
 from tests.doubles.fake_cursors import event

@@ -4,7 +4,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from router.limits.memory import weight
-from router.stream.merger import BLOCK_EVENTS, MergedRemote, MergeOrderError, Merger
+from router.stream.merger import BLOCK_EVENTS, MergeInput, MergeOrderError, Merger
 from shard_client.remote_cursor.cursor_reply import KeyedToken
 
 LOWEST, HIGHEST = b"", b"\xff"
@@ -21,9 +21,9 @@ def merger(remotes: int) -> Merger:
     return made
 
 
-def remote(*, topology: bool = False, watermark: bytes = b"") -> MergedRemote:
+def remote(*, topology: bool = False, watermark: bytes = b"") -> MergeInput:
     at = Timestamp(1, 1)
-    return MergedRemote("", "", at, topology=topology, watermark=watermark)
+    return MergeInput("", "", at, topology=topology, watermark=watermark)
 
 
 def event(number: int, remote: int, filler: bytes = b"") -> tuple[bytes, bytes]:

@@ -14,7 +14,7 @@ from router.limits.token_bucket import TokenBucket
 from router.stream.fan_out import FanOut
 from router.stream.flow_control import FlowControl
 from router.stream.read_scheduler import ReadScheduler
-from router.stream.remotes import Remote
+from router.stream.remote import Remote
 from router.stream.waiting_readers import WaitingReaders
 from router.stream_settings import StreamSettings
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken, token_of

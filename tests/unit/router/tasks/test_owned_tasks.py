@@ -7,7 +7,7 @@ import anyio
 import pytest
 import structlog.testing
 
-from router.tasks.owned_tasks import AwaitedTasks, OwnedTasks
+from router.tasks import AwaitedTasks, OwnedTasks
 from tests.harness.until import until
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from router.tasks.shared_answer import SharedAnswer
+from router.tasks import SharedAnswer
 from shard_client.errors import CommandError
 from tests.harness.until import until
 

@@ -27,7 +27,7 @@ from router.peers.messages import (
     WorkerMessage,
     WorkerSignal,
 )
-from router.tasks.owned_tasks import OwnedTasks
+from router.tasks import OwnedTasks
 from router.workers.channel import Channel, socket_pair
 from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher

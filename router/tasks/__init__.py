@@ -1,1 +1,0 @@
-"""Tasks that end with a part of the process, and calls that several callers share."""
