@@ -136,7 +136,7 @@ class ChunkPlanner:
             {
                 name
                 for collection in self.collections(selection)
-                if selection.reads_whole(str(collection))
+                if selection.condition(str(collection)) is None
                 for name in self._names[collection.id]
             }
         )
