@@ -37,18 +37,17 @@ _MADE_TOGETHER = 32 * 1024 * 1024
 _MOST_TOGETHER = 10_000
 
 
+_TOKEN = pa.field("token", pa.string())
+_TEXTS = pa.schema([MESSAGE.field(name) for name in ("topic", "key", "value")])
 MESSAGE_ROWS = pa.schema(
-    [
-        pa.field("token", pa.string()),
-        pa.field("index", pa.int32()),
-        *(pa.field(name, pa.string()) for name in ("topic", "key", "value")),
-        pa.field("clusterTime", pa.timestamp("us", "UTC")),
-    ]
+    [_TOKEN, MESSAGE.field("index"), *_TEXTS, pa.field("clusterTime", pa.timestamp("us", "UTC"))]
 )
 """The columns of a job's table: a message, the time of its event, and the place of the message in
 the stream: by `token`, and by `index` among the messages of one event."""
 UNIQUE = ("token", "key", "value")
 """The columns of MESSAGE_ROWS whose values rarely repeat."""
+ORDERED = from_arrow_schema(MESSAGE.set(0, _TOKEN))
+"""The columns of messages that are put into order: by token, and by index for one event's."""
 
 
 def table_options(given: Mapping[str, str]) -> MessageOptions:
@@ -83,8 +82,7 @@ class Messages:
         maker = MessageMaker(self.options, self.clock)
         for part, made in chain.from_iterable(_made_of(maker, batch) for batch in batches):
             if self.options.transactions:
-                token = part["token"].take(made["row"]).cast(pa.string())
-                yield pa.RecordBatch.from_arrays([token, *made.columns[1:]], schema=_ORDERED)
+                yield made.set_column(0, _TOKEN, part["token"].take(made["row"]).cast(_TOKEN.type))
             else:
                 yield converted(made, self.options)
 
@@ -135,7 +133,7 @@ def _made_of(
 
 def converted(messages: pa.RecordBatch, options: MessageOptions) -> pa.RecordBatch:
     """Return the topic, key and value of messages as consumers get them."""
-    messages = messages.select(["topic", "key", "value"])
+    messages = messages.select(_TEXTS.names)
     if options.schema_registry_url is not None:
         with without_traceback():
             made: pa.RecordBatch = _avro().with_avro(messages, options)
@@ -156,18 +154,6 @@ def _avro() -> ModuleType:
     return avro
 
 
-_ORDERED = pa.schema([("token", pa.string()), *list(MESSAGE)[1:]])
-_SORTED = pa.schema(
-    [
-        (field.name, pa.large_string() if field.type == pa.string() else field.type)
-        for field in _ORDERED
-    ]
-)
-"""The same for all messages of a micro-batch, whose texts may have more than 2 GiB."""
-ORDERED = from_arrow_schema(_ORDERED)
-"""The columns of messages that are put into order: by token, and by index for one event's."""
-
-
 class _Message(NamedTuple):
     """A message with the columns that `WithTransactions` reads: see MESSAGE."""
 
@@ -177,9 +163,6 @@ class _Message(NamedTuple):
     transaction: str | None = None
     namespace: str | None = None
     time: int | None = None
-
-
-_READ = pa.schema([MESSAGE.field(name) for name in _Message._fields])
 
 
 @dataclass(frozen=True)
@@ -199,14 +182,17 @@ class WithTransactions:
         collected = list(batches)
         if not collected:
             return
-        table = pa.Table.from_batches(collected).cast(_SORTED)
+        table = pa.Table.from_batches(collected)
         collected.clear()
+        large = {pa.string(): pa.large_string()}  # all texts together may have more than 2 GiB
+        kinds = [(field.name, large.get(field.type, field.type)) for field in table.schema]
+        table = table.cast(pa.schema(kinds))
         table = table.sort_by([("token", "ascending"), ("index", "ascending")])
         rows = max(1, min(_MOST_TOGETHER, table.num_rows * _MADE_TOGETHER // max(1, table.nbytes)))
-        parts = table.select(_READ.names).to_batches(max_chunksize=rows)
+        parts = table.select(_Message._fields).to_batches(max_chunksize=rows)
         made = self._added_to(_Message(*row) for part in parts for row in rows_in(part))
         while messages := list(islice(made, rows)):
-            yield converted(batch_of(messages, _READ), self.options)
+            yield converted(batch_of((each[:3] for each in messages), _TEXTS), self.options)
 
     def _added_to(self, messages: Iterable[_Message]) -> Iterator[_Message]:
         """Return messages in the stream's order, with what their transactions add to them."""

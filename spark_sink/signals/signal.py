@@ -20,7 +20,6 @@ from spark_sink.snapshot.selections import DocumentFilter
 EXECUTE, STOP = "execute-snapshot", "stop-snapshot"
 PAUSE, RESUME = "pause-snapshot", "resume-snapshot"
 LOG = "log"
-ACTIONS = (EXECUTE, STOP, PAUSE, RESUME, LOG)
 SnapshotKind = Literal["initial", "blocking", "incremental"]
 """The kinds of snapshots, of which signals request the last two."""
 
@@ -44,7 +43,7 @@ class SignalError(ValueError):
 class Signal:
     """What a signal requests.
 
-    `action` is one of ACTIONS, and `kind` that of the snapshot. `collections` are regular
+    `action` is one of _FIELDS, and `kind` that of the snapshot. `collections` are regular
     expressions for whole names such as shop.orders. `message` is the text of a notification.
     """
 
@@ -69,8 +68,8 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
     if not 0 < len(identifier) <= _MAX_ID_LENGTH:
         raise SignalError(f"the id must have 1 to {_MAX_ID_LENGTH} characters")
     action = document.get("type")
-    if action not in ACTIONS:
-        raise SignalError(f"type must be one of {', '.join(ACTIONS)}")
+    if action not in _FIELDS:
+        raise SignalError(f"type must be one of {', '.join(_FIELDS)}")
     data = _data(document.get("data"))
     unknown = sorted(set(data) - set(_FIELDS[action]))
     if unknown:

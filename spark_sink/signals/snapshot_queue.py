@@ -28,9 +28,6 @@ from spark_sink.snapshot.selections import (
 )
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 
-LOGGED = "LOGGED"
-"""The type of the notification that a signal `log` requests."""
-
 # Ids of processed signals that are kept.
 _MAX_HANDLED = 50
 
@@ -106,11 +103,6 @@ class BatchPart:
     def has_output(self) -> bool:
         """Whether the batch has rows or notifications."""
         return bool(self.reading or self.ending or self.notifications)
-
-    @property
-    def asks_present(self) -> bool:
-        """Whether a signal of the batch requests that the batch moves to the end of the stream."""
-        return any(notification["type"] == LOGGED for notification in self.notifications)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from spark_sink.signals.signal import (
     SignalError,
     signal_of,
 )
-from spark_sink.signals.snapshot_queue import LOGGED, SnapshotQueue, SnapshotRequest
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.plan import SnapshotCollection, SnapshotPlan
 from spark_sink.snapshot.selections import CollectionPatterns
@@ -163,7 +163,7 @@ class SnapshotScheduler:
             reads = CollectionPatterns(signal.collections, signal.conditions)
             return queue.with_request(SnapshotRequest(signal.id, signal.kind, reads))
         if signal.action == LOG:
-            return self._notified(queue, signal.id, SIGNAL, LOGGED, message=signal.message)
+            return self._notified(queue, signal.id, SIGNAL, "LOGGED", message=signal.message)
         incremental = [each for each in queue.requests if not (each.blocks_stream or each.aborted)]
         if signal.action == STOP:
             incremental = [request for request in incremental if not request.is_required]

@@ -38,12 +38,6 @@ _TOO_OLD = frozenset({239, 246, 250})
 _UNSUPPORTED = frozenset({9, 40415, 72, 115, 263})
 # How often a read falls back: from the snapshot's time to the newest one, then to no time at all.
 _LAST_RESORT = 2
-# Codes after which the same read may succeed: elections, shutdowns, killed and lost cursors, a
-# collection that was dropped or renamed meanwhile.
-_TRANSIENT = frozenset(
-    {6, 7, 26, 43, 63, 89, 91, 134, 175, 189, 234, 237, 262, 9001, 10107, 11600, 11602, 13388,
-     13435, 13436}
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,7 +99,7 @@ class ChunkReader:
             except PyMongoError as error:
                 if self._fall_back(error):
                     continue
-                if not _is_transient(error):
+                if not is_transient(error):
                     raise _refused(self._chunk_read, error) from None
                 if read:
                     self._retries.reset()
@@ -180,10 +174,6 @@ class _At(ReadConcern):
     def document(self) -> dict[str, Any]:
         """The fields of a command's readConcern."""
         return self._fields
-
-
-def _is_transient(error: PyMongoError) -> bool:
-    return is_transient(error) or (isinstance(error, OperationFailure) and error.code in _TRANSIENT)
 
 
 def _refused(read: ChunkRead, error: PyMongoError) -> StreamError:

@@ -40,10 +40,6 @@ class Selection:
         """Return the number of documents, if they are read by their keys; otherwise None."""
         return None
 
-    def reads_whole(self, namespace: str) -> bool:
-        """Return whether the snapshot reads all documents of this collection."""
-        return self.wants(namespace) and self.condition(namespace) is None
-
     @property
     def unread(self) -> tuple[Namespace, ...]:
         """The collections that it names, and that a table lacks as a whole."""

@@ -244,7 +244,7 @@ class BatchPlanner:
         if queue.blocks_stream:
             planner.close()
             return EventRange(position, position, 0)
-        events = planner.next_batch(position, max_events, advances=queue.batch.asks_present)
+        events = planner.next_batch(position, max_events, advances=queue.batch.has_output)
         is_empty = events.end == events.start and not receiver.has_more
         self._is_at_end = planner.ends_at_present and is_empty
         return events

@@ -12,13 +12,20 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from pymongo.errors import ConnectionFailure, CursorNotFound, OperationFailure, PyMongoError
+from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from spark_sink.console import say
 from spark_sink.errors import StreamError
 from spark_sink.options.stream_options import RetryPolicy
 
 _MAX_DOUBLINGS = 30
+# Codes after which the same request may succeed: elections, shutdowns, killed and lost cursors, a
+# collection that was dropped or renamed meanwhile, and a random cursor that has found one document
+# too often. Servers give most of them a label, but only in replies of change streams.
+_TRANSIENT = frozenset(
+    {6, 7, 26, 43, 63, 89, 91, 134, 175, 189, 234, 237, 262, 9001, 10107, 11600, 11602, 13388,
+     13435, 13436, 28799}
+)  # fmt: skip
 _Result = TypeVar("_Result")
 
 
@@ -103,6 +110,8 @@ class Retries:
 
 def is_transient(error: PyMongoError) -> bool:
     """Return whether the same request may succeed later."""
-    if isinstance(error, CursorNotFound | ConnectionFailure):
+    if isinstance(error, OperationFailure) and error.code in _TRANSIENT:
         return True
-    return error.has_error_label("ResumableChangeStreamError")
+    return isinstance(error, ConnectionFailure) or error.has_error_label(
+        "ResumableChangeStreamError"
+    )

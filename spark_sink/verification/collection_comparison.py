@@ -215,7 +215,9 @@ class Comparison:
         if compared.plan is None:
             place, tasks = of_version.tasks_after(ranges, place, self._step_rows)
         if not tasks:
-            plan, chunks = self._next_chunks(compared.plan, planner, now)
+            plan, chunks = client.with_retries(
+                partial(self._next_chunks, compared.plan, planner, now)
+            )
             compared = replace(compared, plan=plan)
             tasks = [partial(of_version.compare_keys, chunk) for chunk in chunks]
         if not tasks:
