@@ -93,20 +93,16 @@ class Plan:
 
     Args:
         state: the state after the batch, without what only the merges find.
-        changes: the staged changes, after DDL events with the rows that these move.
-        moved: the partitions that have had these rows.
+        moved: the partitions whose rows DDL events move; they are staged among the changes.
         ranges: the version's ranges of keys, without the moved ones.
         merges: what is written again.
-        rewrites_all: whether all other files are, too, because their columns do not fit the form.
         fold: what applies changes to rows.
     """
 
     state: TableState
-    changes: ChangeReport
     moved: frozenset[str]
     ranges: KeyRanges
     merges: Sequence[Merge]
-    rewrites_all: bool
     fold: Fold
 
 
@@ -235,8 +231,7 @@ class CurrentTable:
             state = replace(state, unread=unread)
             targets = {event.target for event in ddl_events if event.target is not None}
             incomplete = {*unread, *(name for name in targets if not scope.contains(*name))}
-        rewrites_all = self._stored is not None and self.form.rewrites(self._stored)
-        is_read = changes.groups or ddl_events or rewrites_all
+        is_read = changes.groups or ddl_events or self._rewrites_all
         ranges = KeyRanges.of(self.log.files(), self.form.column) if is_read else KeyRanges()
         affected = {
             index for event in new_events for index in ranges.older(event.token, event.prefixes)
@@ -252,15 +247,14 @@ class CurrentTable:
             keeps_deleted=self.form.keeps_deleted,
             renamed=renamed_by(new_events),
         )
-        return Plan(
-            state=state,
-            changes=changes,
-            moved=frozenset(name for each in moved for name in each.partitions),
-            ranges=ranges,
-            merges=merges,
-            rewrites_all=rewrites_all,
-            fold=fold,
-        )
+        state = replace(state, checksum=state.checksum - changes.removed)
+        partitions = frozenset(name for each in moved for name in each.partitions)
+        return Plan(state, partitions, ranges, merges, fold)
+
+    @property
+    def _rewrites_all(self) -> bool:
+        """Whether all files are written again, because their columns do not fit the form."""
+        return self._stored is not None and self.form.rewrites(self._stored)
 
     def _staged_anew(
         self,
@@ -288,7 +282,7 @@ class CurrentTable:
         quarantine = None
         if upsert.quarantine is not None and upsert.batch is not None:
             quarantine = upsert.quarantine.address, upsert.batch.number
-        form, wants_all = self.form, plan.rewrites_all
+        form, wants_all = self.form, self._rewrites_all
         written: list[tuple[Merge, MergeReport]] = []
         rest = partial(merges_of_rest, plan.ranges, plan.merges)  # has as many as there are files
         pending = [*plan.merges, *(rest() if wants_all else ())]
@@ -339,7 +333,7 @@ class CurrentTable:
             state = state.with_lost([each for each in lost if contains(*each.namespace)])
         state = replace(
             state,
-            checksum=state.checksum + added - plan.changes.removed,
+            checksum=state.checksum + added,
             partitions=state.partitions ^ partition_digest(replaced) ^ partition_digest(new),
             batch=state.batch if batch is None else batch,
         )
@@ -416,7 +410,8 @@ def _form_after(address: str, before: TableForm | None, form: TableForm) -> Tabl
             f"the table at {address} has other columns: start its job with the same --schema and "
             "--deletes as before, or write to another folder"
         )
-    known = () if before.document_schema is None else before.document_schema.fieldNames()
-    new = (name for name in form.keys if name not in (*before.keys, *known))
-    form = replace(form, keys=(*before.keys, *new))  # no file has a column of the new ones
+    # Columns that files have without statistics get none, but those of types that never have some:
+    # before these have statistics, their type changes, and all files are written again.
+    known = {*before.keys, *replace(before, keys=form.keys).statistics_columns}
+    form = replace(form, keys=(*before.keys, *(name for name in form.keys if name not in known)))
     return replace(form, document_schema=before.document_schema) if form.infers else form

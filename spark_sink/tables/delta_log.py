@@ -35,6 +35,7 @@ from deltalake.transaction import (
 from spark_sink.console import say
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.folders import Folder, absolute
+from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.parquet_parts import WITH_STATISTICS, PartFile, Parts, TableFile, numbered
 from spark_sink.tables.state_files import (
     APPLICATION,
@@ -260,12 +261,15 @@ class DeltaLog(TableVersion):
         """Commit files instead of those whose partition is one of `replaced`.
 
         The same commit sets the schema and the state. Before it, the table's property says which
-        columns have statistics: of `statistics_columns` those that have had some, and new ones,
-        which no file has. Of others, pyarrow's readers would assume that they are null everywhere.
+        columns have statistics: of `statistics_columns` those that have had some, and new ones, or
+        those of another type, which no file keeps. Of others, pyarrow's readers would assume that
+        they are null everywhere.
         """
         if self.exists:
-            before, known = {*self.statistics_columns}, {*self.schema.names}
-            names = [name for name in statistics_columns if name in before or name not in known]
+            before, known = {*self.statistics_columns}, arrow_schema(self.schema)
+            kinds = {field.name: field.type for field in known}
+            new = {field.name for field in schema if field.type != kinds.get(field.name)}
+            names = [name for name in statistics_columns if name in before | new]
             if before != {*names}:
                 planned = self.version
                 with self.stream_errors():

@@ -164,6 +164,15 @@ def test_keys_of_a_type_without_statistics_are_found(tmp_path: Path) -> None:
     for value in (1, 2.5):
         chosen = pc.field("_id") == pa.scalar(Decimal(str(value)), pa.decimal128(38, 18))
         assert DeltaTable(folder).to_pyarrow_dataset().to_table(filter=chosen).num_rows == 1
+    assert (
+        "_id" not in DeltaTable(folder).metadata().configuration["delta.dataSkippingStatsColumns"]
+    )
+    apply(folder, [inserted({"_id": "text"})], 2)  # all become texts
+    assert "_id" in DeltaTable(folder).metadata().configuration["delta.dataSkippingStatsColumns"]
+    for text in ("1", "2.5", "text"):
+        dataset, chosen = DeltaTable(folder).to_pyarrow_dataset(), pc.field("_id") == text
+        assert dataset.to_table(filter=chosen).num_rows == 1
+    assert all("_id" in json.loads(each["stats"])["minValues"] for each in adds_of(folder))
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -190,6 +199,12 @@ def inserted(document: dict[str, Any]) -> dict[str, Any]:
         "documentKey": {"_id": document["_id"]},
         "fullDocument": document,
     }
+
+
+def adds_of(folder: Path) -> list[dict[str, Any]]:
+    """The files of the newest version."""
+    paths = {*pa.table(DeltaTable(folder).get_add_actions())["path"].to_pylist()}
+    return [each for each in actions_of(folder, "add") if each["path"] in paths]
 
 
 def actions_of(folder: Path, kind: str) -> list[dict[str, Any]]:
