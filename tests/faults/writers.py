@@ -19,7 +19,7 @@ DATABASE = "shop"
 SHARDED = "orders"
 UNSHARDED = "notes"
 REMADE = "remade"
-"""A collection that is dropped and created again and again, whose documents are in no ledger."""
+"""A collection that is created and dropped again and again, whose documents are in no ledger."""
 MARKERS = "marker-"
 _RETRY_SECONDS = 0.05
 
@@ -56,7 +56,7 @@ class Writer:
         regions: values of the shard key, on different shards.
         ledger: records the acknowledged writes.
         pause: seconds between writes.
-        remakes: the share of steps that drop REMADE and create it again; of one writer alone.
+        remakes: the share of steps that create REMADE and drop it; of one writer alone.
     """
 
     def __init__(
@@ -117,22 +117,22 @@ class Writer:
         self._insert({**document, "in": SHARDED})
 
     def _remake(self) -> None:
-        """Drop a collection, which ends its streams, create it again, and fill it."""
+        """Create a collection, fill it, and drop it, which ends its streams."""
         tries = 0
+
+        def create() -> None:
+            with suppress(CollectionInvalid):  # an earlier attempt has created it
+                self._database.create_collection(REMADE)
 
         def drop() -> None:
             nonlocal tries
             tries += 1
             self._database.drop_collection(REMADE)
 
-        def create() -> None:
-            with suppress(CollectionInvalid):  # an earlier attempt has created it
-                self._database.create_collection(REMADE)
-
-        self._until_done(drop)
-        self._ledger.drops += tries == 1  # a later attempt may have found it dropped
         self._until_done(create)
         self._until_done(lambda: self._database[REMADE].insert_one({"region": "a"}))
+        self._until_done(drop)
+        self._ledger.drops += tries == 1  # a later attempt may have found it dropped
 
     def _new(self) -> dict[str, Any]:
         self._made += 1

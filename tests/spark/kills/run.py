@@ -309,8 +309,10 @@ def run_seed(
             for kind in outcome.faults:
                 faults.run(kind)
             writer.stop()
+            if store is not None:  # the time below is after the job's first snapshot
+                _catch_up(shop, job, {"_id": -2})
             time, then = shop.now(), collections_of(shop)
-            _catch_up(shop, job)
+            _catch_up(shop, job, _LAST)
             status = job.end()
             if status != 0:
                 outcome.problems.append(f"SIGTERM ended the job with {status}")
@@ -331,11 +333,11 @@ def run_seed(
     return outcome
 
 
-def _catch_up(shop: Shop, job: JobProcess) -> None:
-    """Wait until the job has read all writes, and no requested snapshot is left."""
+def _catch_up(shop: Shop, job: JobProcess, last: dict[str, Any]) -> None:
+    """Insert a document, and wait until the job has read all writes and finished snapshots."""
     client = shop.client
     with client.start_session() as session:
-        client[_DATABASE].orders.insert_one({**_LAST, "customer": 1}, session=session)
+        client[_DATABASE].orders.insert_one({**last, "customer": 1}, session=session)
         time = session.operation_time
     assert time is not None
     signals = Folder(job.folder.signals)
