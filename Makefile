@@ -46,7 +46,7 @@ IMAGE ?= localhost/mergerouter:latest
 LOCK := --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 
 .PHONY: help format demo test test-all lint typecheck fetch pytest pytest-rest pytest-real bench simulate differential \
-	debezium soak attack faults spark-kills object-store driver-tests conformance spark-zip site site-address dist \
+	debezium soak attack faults spark-kills driver-tests spark-zip site site-address dist \
 	sbom lock image image-test licences audit clean install
 
 test: lint typecheck fetch  ## before each commit: lint, type-check, test the core and each way end to end
@@ -82,15 +82,8 @@ faults: install  ## MINUTES of faults on real replica sets of three members, und
 spark-kills: install  ## KILL_SEEDS jobs of Spark under random writes, kills, migrations and a new shard
 	$(BIN)/python -m tests.spark.kills --seeds $(KILL_SEEDS) $(ARGS)
 
-object-store: install  ## a job on a stand-in of S3 that fails again and again; ARGS="--seed 1 --outages 10"
-	$(BIN)/python -m tests.spark.object_store $(ARGS)
-
 driver-tests: install  ## pymongo's own change stream tests, through the router
 	$(BIN)/pytest tests/drivers --mongos-too $(ARGS)
-
-conformance: install  ## each rule, the test that holds it: build/conformance.md
-	$(BIN)/pytest tests/conformance tests/recordings/test_workload.py tests/simulation/test_load.py \
-		--conformance-report $(ARGS)
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | sort | expand -t 16

@@ -9,8 +9,6 @@ from hypothesis import HealthCheck, settings
 
 from tests.spark.quick_session import share_classes
 
-pytest_plugins = ["tests.conformance.plugin"]
-
 _BY_FILE = {"integration", "recordings", "faults", "differential", "examples"}
 """Folders in which pytest-xdist runs each file's tests in one process."""
 

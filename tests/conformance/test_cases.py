@@ -9,7 +9,6 @@ from _pytest.mark.structures import ParameterSet
 from bson import Int64
 
 from tests.conformance.recorded_workload import Workload
-from tests.conformance.rules import rules_of
 from tests.conformance.streams import Event, Stream, kinds
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.raw_client import RawClient
@@ -18,7 +17,6 @@ from tests.harness.until import Deadline
 from tests.recordings.likeness import VARIES, assert_same
 from tests.recordings.recorded import cases
 
-rule = pytest.mark.rule
 FRAGMENTS = sorted(name for name, case in cases().items() if "steps" not in case)
 CONVERSATIONS = sorted(
     name
@@ -51,11 +49,11 @@ _DIFFERS = VARIES | {"counter", "databases", "shards", "parsed"}
 Document = Mapping[str, Any]
 
 
-def marked(names: list[str], *, conversation: bool = False) -> list[ParameterSet]:
-    """Return the cases as test parameters, each marked with its rules."""
+def marked(names: list[str]) -> list[ParameterSet]:
+    """Return the cases as test parameters, marked where only real servers answer so."""
     parameters = []
     for name in names:
-        marks = [rule(*each) for each in rules_of(name, conversation=conversation)]
+        marks = []
         first = cases()[name]["steps"][0]
         refused = "aggregate" in first["command"] and not first["reply"]["ok"]
         if refused and name not in REFUSED_BY_THE_ROUTER:
@@ -95,7 +93,7 @@ async def test_a_single_command_gets_the_recorded_answer(
     assert_same(dict(reply), workload.here(step["reply"]), varies=_DIFFERS)
 
 
-@pytest.mark.parametrize("name", marked(CONVERSATIONS, conversation=True))
+@pytest.mark.parametrize("name", CONVERSATIONS)
 async def test_a_conversation_gets_the_recorded_answers(
     raw: RawClient, cluster: TestCluster, workload: Workload, name: str
 ) -> None:
@@ -175,12 +173,6 @@ def assert_opened(reply: Document, recorded: Document, command: Document) -> Non
     assert reply["cursor"]["id"] > 0
 
 
-@rule("Cursor replies", "a wrong collection on getMore is accepted")
-@rule(
-    "Cursor replies",
-    "killCursors answers cursorsKilled, cursorsNotFound, cursorsAlive, cursorsUnknown",
-)
-@rule("Cursor replies", "an unknown cursor: CursorNotFound 43")
 async def test_a_conversation_on_an_open_cursor_gets_the_recorded_answers(
     raw: RawClient, workload: Workload
 ) -> None:
@@ -209,10 +201,6 @@ def _swap(value: Any, old: int, new: int) -> Any:
     return Int64(new) if value == old else value
 
 
-@rule(
-    "Resuming",
-    "resuming after a fragment's token: the rest, or 280 if its event is split differently",
-)
 @pytest.mark.parametrize("name", FRAGMENTS)
 def test_resuming_after_a_fragment_gives_the_remaining_fragments(
     client: Client, workload: Workload, name: str
@@ -233,7 +221,6 @@ def test_resuming_after_a_fragment_gives_the_remaining_fragments(
 
 
 @on_real_servers("explain")
-@rule("Cursor replies", "explain shows shardsPart, mergerPart and each shard's stages")
 async def test_explain_option_shows_the_recorded_stages(raw: RawClient, workload: Workload) -> None:
     [step] = cases()["explain"]["steps"]
     recorded = step["reply"]

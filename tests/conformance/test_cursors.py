@@ -15,13 +15,10 @@ from tests.harness.raw_client import RawClient, get_more_in_flight
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import Deadline, until
 
-rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
 OPEN: dict[str, Any] = {"aggregate": "a", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 
 
-@rule("Cursor replies", "the first reply does not wait and holds no events")
-@rule("Cursor replies", "an empty first batch has the starting point as PBRT, also in the future")
 def test_the_first_batch_is_empty_with_the_starting_point(client: Client, db: Data) -> None:
     start = next_tick(now(client))
     db.a.insert_one({})
@@ -41,7 +38,6 @@ def test_the_first_batch_is_empty_with_the_starting_point(client: Client, db: Da
         assert time_of(stream.pbrt) > time_of(event["_id"])
 
 
-@rule("Cursor replies", "getMore returns at most batchSize events; absent or 0: as many as fit")
 @pytest.mark.parametrize("first", [None, 0, 1, 1000])
 def test_batch_size_limits_a_batch(client: Client, sharded: Documents, first: int | None) -> None:
     cursor = {} if first is None else {"batchSize": first}
@@ -58,7 +54,6 @@ def test_batch_size_limits_a_batch(client: Client, sharded: Documents, first: in
             assert max(map(len, (again.batch, again.events))) == 29
 
 
-@rule("Cursor replies", "getMore ends a batch before it exceeds 16 MiB")
 def test_a_batch_ends_before_16_mib(client: Client, db: Data) -> None:
     with Stream(client, db.name, "a") as stream:
         for number in range(4):
@@ -73,11 +68,6 @@ def test_a_batch_ends_before_16_mib(client: Client, db: Data) -> None:
         stream.past(end)
 
 
-@rule(
-    "Cursor replies",
-    "getMore without events waits up to maxTimeMS, then gives an empty batch with a PBRT",
-)
-@rule("Cursor replies", "maxTimeMS absent: 1000 ms; 0: no wait")
 @pytest.mark.parametrize(("max_time", "least", "most"), [(0, 0, 0.9), (300, 0.3, 3), (None, 1, 5)])
 def test_a_get_more_waits_up_to_max_time(
     client: Client, db: Data, max_time: int | None, least: float, most: float
@@ -95,10 +85,6 @@ def test_a_get_more_waits_up_to_max_time(
         assert took < most
 
 
-@rule(
-    "Cursor replies", "PBRT: the last event's token while more is ready, else the high water mark"
-)
-@rule("Cursor replies", "tokens never go backwards over a cursor's life")
 def test_a_batch_ends_with_the_last_event_s_token_or_a_high_water_mark(
     client: Client, sharded: Documents
 ) -> None:
@@ -115,8 +101,6 @@ def test_a_batch_ends_with_the_last_event_s_token_or_a_high_water_mark(
             assert (len(again.events), again.pbrt) == (count, again.events[-1]["_id"])
 
 
-@rule("Sharded cluster", "the PBRT advances without events, idle shards and config server included")
-@rule("Opening", "a $match that filters nearly everything still advances the PBRT")
 def test_the_token_advances_without_events(client: Client, db: Data) -> None:
     nothing = [{"$match": {"operationType": "nothing"}}]
     with Stream(client, db.name, "a", {}, nothing) as stream:
@@ -132,7 +116,6 @@ def test_the_token_advances_without_events(client: Client, db: Data) -> None:
         assert [event["documentKey"] for event in stream.read(1)] == [{"_id": "after"}]
 
 
-@rule("Cursor replies", "another session's cursor is an error")
 async def test_a_get_more_must_use_the_cursor_s_session_or_none(router: RouterProcess) -> None:
     lsid = {"id": Binary(b"s" * 16, 4)}
     async with await RawClient.connect(router.port) as gone:
@@ -150,13 +133,6 @@ async def test_a_get_more_must_use_the_cursor_s_session_or_none(router: RouterPr
         assert (await raw.command("test", killed))["cursorsKilled"] == [free, bound]
 
 
-@rule("Cursor replies", "a cursor in use: CursorInUse 143")
-@rule("Cursor replies", "a getMore in flight ends with 237 when its cursor is killed")
-@rule(
-    "Cursor replies",
-    "killCursors answers cursorsKilled, cursorsNotFound, cursorsAlive, cursorsUnknown",
-)
-@rule("Cursor replies", "an unknown cursor: CursorNotFound 43")
 async def test_a_cursor_serves_one_get_more_at_a_time_until_killed(router: RouterProcess) -> None:
     async with (
         await RawClient.connect(router.port) as first,
@@ -177,7 +153,6 @@ async def test_a_cursor_serves_one_get_more_at_a_time_until_killed(router: Route
         assert (gone["code"], gone["errmsg"]) == (43, f"Cursor not found (id: {cursor_id}).")
 
 
-@rule("Cursor replies", "idle cursors are closed after cursorTimeoutMillis")
 async def test_idle_cursors_time_out(cluster: TestCluster) -> None:
     with start_router(cluster.configdb, set_parameter={"cursorTimeoutMillis": 3000}) as router:
         async with await RawClient.connect(router.port) as raw:
@@ -195,7 +170,6 @@ async def test_idle_cursors_time_out(cluster: TestCluster) -> None:
             assert (await raw.command("test", more))["code"] == 43
 
 
-@rule("Cursor replies", "a session's cursors end with the session")
 async def test_ending_a_session_kills_its_cursors(router: RouterProcess) -> None:
     lsids = [{"id": Binary(bytes([number]) * 16, 4)} for number in (1, 2)]
     async with await RawClient.connect(router.port) as raw:
@@ -221,7 +195,6 @@ def open_on_shards(cluster: TestCluster) -> int:
     return total
 
 
-@rule("Cursor replies", "a closed stream leaves no cursor open on the shards")
 async def test_closed_streams_leave_no_cursors_on_the_shards() -> None:
     """Use a separate cluster, since other tests' streams may still be closing."""
     with (

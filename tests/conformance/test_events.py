@@ -5,7 +5,6 @@ tests/recordings/test_workload.py has the plain ones, byte for byte.
 
 from typing import Any
 
-import pytest
 from bson import Binary
 from pymongo.client_session import ClientSession
 from pymongo.database import Database
@@ -14,14 +13,10 @@ from tests.conformance.data import Documents
 from tests.conformance.streams import CLUSTER, Stream, kinds, next_tick, now, opening, refused
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 
-rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
 EXPANDED = {"showExpandedEvents": True}
 
 
-@rule("Events", "names match exactly: no patterns, no parts, the same case")
-@rule("Opening", "on a system. collection: 73")
-@rule("Opening", "missing collections and databases can be watched, which does not create them")
 def test_namespaces_match_exactly(client: Client, db: Data) -> None:
     """Only names that begin with ``system.`` are reserved."""
     names = ["a", "a.b", "aa", "a+", "a|b", "[a]", "A", "b", "axb", "ä-ß", "a b", "(a)*"]
@@ -38,9 +33,6 @@ def test_namespaces_match_exactly(client: Client, db: Data) -> None:
         assert event["ns"] == {"db": db.name, "coll": name}
 
 
-@rule(
-    "Events", "cluster streams omit admin, config and local; all streams omit system. collections"
-)
 def test_internal_namespaces_are_hidden(client: Client, db: Data) -> None:
     with Stream(client, "admin", 1, CLUSTER) as everything, Stream(client, db.name) as one:
         client.config.settings.update_one(
@@ -54,7 +46,6 @@ def test_internal_namespaces_are_hidden(client: Client, db: Data) -> None:
 
 
 @on_real_servers("reshardCollection")
-@rule("Events", "reshardCollection (showExpandedEvents)")
 def test_resharding_is_an_expanded_event(
     client: Client, cluster: TestCluster, sharded: Documents
 ) -> None:
@@ -80,7 +71,6 @@ def test_resharding_is_an_expanded_event(
 # On newer servers.
 
 
-@rule("Events", "matchCollectionUUIDForUpdateLookup")
 def test_a_lookup_may_require_the_same_collection_uuid(newer: Client) -> None:
     """The option is new in 8.0; the embedded cluster's version 2 shards support it."""
     db = newer["lookups"]
@@ -103,13 +93,11 @@ def test_a_lookup_may_require_the_same_collection_uuid(newer: Client) -> None:
     assert shown == [None, {"_id": 1, "other": True}]
 
 
-@rule("Events", "matchCollectionUUIDForUpdateLookup")
 def test_older_shards_refuse_the_uuid_option(client: Client) -> None:
     error = refused(client, "test", opening({"matchCollectionUUIDForUpdateLookup": True}))
     assert error["code"] == 40415
 
 
-@rule("Events", "a transaction of more than 16 MiB is one transaction")
 def test_a_large_transaction_is_one_transaction(client: Client, sharded: Documents) -> None:
     def insert(session: ClientSession) -> None:
         for number in range(4):

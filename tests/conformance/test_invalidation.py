@@ -9,22 +9,13 @@ from tests.conformance.data import shard_over_three
 from tests.conformance.streams import Event, Stream, kinds
 from tests.harness.clusters import Client, TestCluster
 
-rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
-
-ENDS = "single-collection streams end with drop, rename of either side, dropDatabase"
-SWALLOWED = "startAfter an invalidate: each shard skips one whose cause is its first event"
 
 
 def to_the_end(stream: Stream) -> list[Event]:
     return stream.until(lambda stream: not stream.id)
 
 
-@rule("Events", ENDS)
-@rule(
-    "Events",
-    "a merged stream ends after what is ready at or below the invalidate: empty batch, id 0",
-)
 @pytest.mark.parametrize("how", ["drop", "rename", "rename onto", "dropDatabase"])
 def test_a_collection_stream_ends_with_a_drop_or_rename(client: Client, db: Data, how: str) -> None:
     db.a.insert_one({"_id": 1})
@@ -51,8 +42,6 @@ def test_a_collection_stream_ends_with_a_drop_or_rename(client: Client, db: Data
     assert stream.pbrts == sorted(stream.pbrts)
 
 
-@rule("Resuming", SWALLOWED)
-@rule("Events", ENDS)
 @pytest.mark.parametrize("stages", [[], [{"$match": {"operationType": {"$ne": "update"}}}]])
 @pytest.mark.parametrize("how", ["moved", "sharded"])
 def test_an_incarnation_on_another_shard_ends_the_stream_again(
@@ -80,7 +69,6 @@ def test_an_incarnation_on_another_shard_ends_the_stream_again(
     assert kinds(events)[-1] == "invalidate"
 
 
-@rule("Resuming", SWALLOWED)
 @pytest.mark.parametrize("expanded", [False, True])
 def test_a_creation_counts_where_it_is_shown(
     client: Client, db: Data, cluster: TestCluster, expanded: bool
@@ -107,7 +95,6 @@ def test_a_creation_counts_where_it_is_shown(
         assert kinds(events) == ["drop", "insert", "drop", "invalidate"]
 
 
-@rule("Resuming", SWALLOWED)
 def test_start_after_a_dropped_database_continues(client: Client, db: Data) -> None:
     with Stream(client, db.name) as stream:
         db.a.insert_one({"_id": 1})
@@ -120,7 +107,6 @@ def test_start_after_a_dropped_database_continues(client: Client, db: Data) -> N
     assert "invalidate" not in kinds(events)
 
 
-@rule("Events", "invalidate")
 def test_a_filtered_invalidate_still_ends_the_stream(client: Client, db: Data) -> None:
     only_inserts = [{"$match": {"operationType": "insert"}}]
     with Stream(client, db.name, "a", {}, only_inserts) as stream:
@@ -134,7 +120,6 @@ def test_a_filtered_invalidate_still_ends_the_stream(client: Client, db: Data) -
         assert [event["documentKey"] for event in stream.read(1)] == [{"_id": 2}]
 
 
-@rule("Events", ENDS)
 @pytest.mark.parametrize("collation", [None, {"locale": "simple"}])
 def test_a_dropped_collection_s_stream_can_be_resumed(
     client: Client, db: Data, collation: dict[str, Any] | None

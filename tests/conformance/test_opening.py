@@ -13,7 +13,6 @@ from tests.harness.clusters import Client
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess
 
-rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
 RESUMABLE = [
     *(6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 262, 9001, 10107, 11600, 11602),
@@ -22,7 +21,6 @@ RESUMABLE = [
 STATE_CHANGES = [91, 189, 10107, 11600, 11602, 13435, 13436]
 
 
-@rule("Opening", "readPreference chooses the members that shards are read from")
 @pytest.mark.parametrize("mode", ["secondaryPreferred", "nearest", "primaryPreferred"])
 def test_read_preferences_are_accepted(router: RouterProcess, db: Data, mode: str) -> None:
     with (
@@ -33,7 +31,6 @@ def test_read_preferences_are_accepted(router: RouterProcess, db: Data, mode: st
         assert stream.next()["documentKey"] == {"_id": 1}
 
 
-@rule("Opening", "required image missing: 47")
 @pytest.mark.parametrize("option", ["fullDocument", "fullDocumentBeforeChange"])
 def test_a_missing_required_image_is_an_error(client: Client, db: Data, option: str) -> None:
     db.create_collection("a")
@@ -46,9 +43,6 @@ def test_a_missing_required_image_is_an_error(client: Client, db: Data, option: 
     assert f"the {image} was not found for event" in error["errmsg"]
 
 
-@rule("Opening", "ResumableChangeStreamError on codes that clients may resume after")
-@rule("Opening", "NonResumableChangeStreamError on 280 and 286")
-@rule("Opening", "a shard's change of state is reported as 6 HostUnreachable")
 async def test_errors_have_the_labels_of_their_codes(router: RouterProcess, db: Data) -> None:
     async with await RawClient.connect(router.port) as raw:
         for code in [*RESUMABLE, 280, 286, 43, 11601]:
@@ -81,12 +75,6 @@ CODES = {
 """What follows the time in a token, and the code of its error."""
 
 
-@pytest.mark.rule(
-    "Resume tokens",
-    "50796, 50854, 51055-51057, 50793-50794, 50855, 50870, 50872, 6189500-6189505: a field "
-    "of the wrong type or out of range",
-)
-@pytest.mark.rule("Resume tokens", "40646 and Overflow 15: oversized and truncated tokens")
 @pytest.mark.parametrize(
     ("token", "code"), [("826B0001", 15), *((_START + rest, code) for rest, code in CODES.items())]
 )

@@ -14,9 +14,7 @@ from tests.harness.clusters import Client, TestCluster, real_servers_named
 from tests.harness.embedded_process import EmbeddedProcess
 from tests.harness.routers import start_router
 
-rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
-RESUMING = "Resuming"
 
 
 def rest(client: Client, database: str, start: dict[str, Any], count: int) -> list[Event]:
@@ -54,12 +52,6 @@ def history(client: Client, sharded: Documents) -> tuple[list[Event], list[dict[
         return untimed(stream.events), pbrts
 
 
-@rule(RESUMING, "resuming after any event's token gives the rest of the history")
-@rule(RESUMING, "resuming after any PBRT gives the rest of the history")
-@rule(RESUMING, "resuming inside a transaction gives its remaining events")
-@rule(RESUMING, "resuming after equal tokens of several shards skips them all")
-@rule(RESUMING, "startAfter accepts any token that resumeAfter accepts")
-@rule("Resume tokens", "hex strings compare as plain strings in stream order")
 def test_resuming_after_every_token_gives_the_rest(client: Client, sharded: Documents) -> None:
     events, pbrts = history(client, sharded)
     assert kinds(events).count("drop") == 3
@@ -76,7 +68,6 @@ def test_resuming_after_every_token_gives_the_rest(client: Client, sharded: Docu
         assert untimed(rest(client, name, {"resumeAfter": pbrt}, len(expected))) == expected
 
 
-@rule(RESUMING, "startAtOperationTime in the future gives no event before it")
 def test_a_start_time_in_the_future_gives_no_earlier_event(client: Client, db: Data) -> None:
     for seconds in (2, 8, 30):  # until the first write comes before it, on a busy machine too
         soon = Timestamp(now(client).time + seconds, 1)
@@ -94,7 +85,6 @@ def test_a_start_time_in_the_future_gives_no_earlier_event(client: Client, db: D
     assert events[0]["clusterTime"] >= soon
 
 
-@rule("Resume tokens", "a token resumes on any router or mongos")
 def test_a_token_resumes_on_another_router_and_on_mongos(
     client: Client, cluster: TestCluster, sharded: Documents
 ) -> None:
@@ -116,7 +106,6 @@ def test_a_token_resumes_on_another_router_and_on_mongos(
         assert untimed(rest(client, name, resume, len(events) - 3)) == events[3:]
 
 
-@rule(RESUMING, "resuming after one of several events at one cluster time on different shards")
 def test_a_token_of_a_stream_with_fragments_resumes_one_without(
     cluster: TestCluster, client: Client, db: Data
 ) -> None:
@@ -145,7 +134,6 @@ def test_a_token_of_a_stream_with_fragments_resumes_one_without(
             assert stream.past(end) == rest_of_time
 
 
-@rule(RESUMING, "resuming after one of several documents that 8.0 inserts at one cluster time")
 def test_documents_inserted_together_have_one_time(newer: Client) -> None:
     db = newer["together"]
     with Stream(newer, db.name, "a") as stream:
@@ -158,9 +146,6 @@ def test_documents_inserted_together_have_one_time(newer: Client) -> None:
         assert rest(newer, db.name, {"resumeAfter": event["_id"]}, 5 - number) == events[number:]
 
 
-@rule("Resume tokens", "a version 1 token resumes on shards that make version 2")
-@rule("Resume tokens", "tokens of version 2, as 7.0 makes them")
-@rule("Resume tokens", "tokens are answered in the version that the shards use")
 def test_a_version_1_token_resumes_on_newer_shards(newer: Client) -> None:
     db = newer["upgraded"]
     with Stream(newer, db.name, "a") as stream:
@@ -177,9 +162,6 @@ def test_a_version_1_token_resumes_on_newer_shards(newer: Client) -> None:
     assert rest(newer, db.name, {"resumeAfter": {"_data": mark}}, 3) == events
 
 
-@rule(RESUMING, "an oplog that has rolled over: 286")
-@rule("Opening", "resume point no longer in an oplog: 286")
-@rule("Opening", "NonResumableChangeStreamError on 280 and 286")
 def test_a_rolled_over_oplog_is_fatal() -> None:
     """Real servers keep at least 990 MB of oplog; the embedded cluster's size is configurable."""
     if real_servers_named():

@@ -10,21 +10,16 @@ from tests.conformance.data import Documents
 from tests.conformance.streams import Event, Stream, now
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 
-rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
 
 HASHED = on_real_servers("hashed shard keys")
 LOOKUP = {"fullDocument": "updateLookup"}
-LOOKUPS = "a lookup finds the document by its whole key on any shard"
-MOVES = "a stream continues while its collection is sharded, split and moved"
 
 
 def updates(events: list[Event]) -> list[Event]:
     return [event for event in events if event["operationType"] == "update"]
 
 
-@rule("Events", LOOKUPS)
-@rule("Events", "documentKey has the shard key first")
 @pytest.mark.parametrize(
     ("key", "document_key"),
     [
@@ -54,7 +49,6 @@ def test_lookups_and_keys_work_with_shard_keys_of_all_kinds(
     assert [(each["_id"], each["v"]) for each in looked_up] == [(n, n) for n in range(10)]
 
 
-@rule("Events", LOOKUPS)
 def test_lookups_distinguish_equal_ids_on_several_shards(
     client: Client, sharded: Documents
 ) -> None:
@@ -67,7 +61,6 @@ def test_lookups_distinguish_equal_ids_on_several_shards(
     assert [event["fullDocument"]["v"] for event in updates(events)] == [1, 11, 21]
 
 
-@rule("Sharded cluster", MOVES)
 def test_a_stream_continues_when_its_collection_is_sharded(
     client: Client, cluster: TestCluster, db: Data
 ) -> None:

@@ -9,13 +9,7 @@ from pymongo.database import Database
 from tests.conformance.streams import Stream, kinds, now
 from tests.harness.clusters import Client, on_real_servers
 
-rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
-INSIDE = "an invalid stage fails the opening; an error on an event fails the getMore"
-ALLOWED = (
-    "stages allowed: $match, $project, $addFields, $set, $unset, $replaceRoot, $replaceWith, "
-    "$redact, $changeStreamSplitLargeEvent"
-)
 
 INTERNAL_TYPES = (
     *("kNewShardDetected", "invalidate", "reshardBegin", "reshardBlockingWrites"),
@@ -27,7 +21,6 @@ first one, as the announcement of a new shard (docs/protocol.md#events).
 """
 
 
-@rule("Opening", ALLOWED)
 @pytest.mark.parametrize(
     ("stage", "expected"),
     [
@@ -61,8 +54,6 @@ def test_allowed_stages_run(
         assert [event["documentKey"]["_id"] for event in stream.events] == expected
 
 
-@rule("Opening", "pipeline changed an event's _id: 280")
-@rule("Opening", "NonResumableChangeStreamError on 280 and 286")
 @pytest.mark.parametrize(
     "stage",
     [
@@ -90,7 +81,6 @@ def test_a_modified_event_id_is_fatal(client: Client, db: Data, stage: dict[str,
 
 
 @on_real_servers("collations")
-@rule("Opening", "collation applies to the user's stages")
 def test_the_collation_applies_to_the_user_s_stages(client: Client, db: Data) -> None:
     match = [{"$match": {"fullDocument.a": "x"}}]
     insensitive = {"locale": "en", "strength": 2}
@@ -104,7 +94,6 @@ def test_the_collation_applies_to_the_user_s_stages(client: Client, db: Data) ->
         assert [event["documentKey"]["_id"] for event in folded.past(end)] == [1, 2]
 
 
-@rule("Opening", "let's variables work in the user's stages")
 def test_let_variables_work_in_the_user_s_stages(client: Client, db: Data) -> None:
     match = [{"$match": {"$expr": {"$eq": ["$fullDocument.a", "$$wanted"]}}}]
     with Stream(client, db.name, "a", {}, match, let={"wanted": 2}) as stream:
@@ -112,7 +101,6 @@ def test_let_variables_work_in_the_user_s_stages(client: Client, db: Data) -> No
         assert [event["documentKey"]["_id"] for event in stream.past(now(client))] == [2]
 
 
-@rule("Sharded cluster", "events that look like those of config.shards are harmless")
 def test_forged_topology_events_are_harmless(client: Client, db: Data) -> None:
     forged = {
         "operationType": "insert",
@@ -133,8 +121,6 @@ def test_forged_topology_events_are_harmless(client: Client, db: Data) -> None:
             assert kinds(stream.read(1)) == [name]
 
 
-@rule("Opening", INSIDE)
-@rule("Opening", "a failed cursor is closed")
 def test_an_error_on_an_event_fails_the_get_more(client: Client, db: Data) -> None:
     divide = [{"$addFields": {"a": {"$divide": [1, "$fullDocument.zero"]}}}]
     with Stream(client, db.name, "a", {}, divide) as stream:

@@ -13,8 +13,6 @@ from tests.harness.raw_client import RawClient
 from tests.harness.routers import start_router
 from tests.harness.until import wait_for
 
-rule = pytest.mark.rule
-
 
 @pytest.fixture(scope="module")
 def growing() -> Iterator[tuple[Client, TestCluster]]:
@@ -32,8 +30,6 @@ def write(spread: Documents, numbers: range) -> None:
         spread.insert_one({"_id": number, "k": number % 30})
 
 
-@rule("Sharded cluster", "a shard added at time t is part of the stream from t plus one tick")
-@rule("Sharded cluster", "a removed shard's events are all delivered and the stream continues")
 def test_streams_include_added_and_removed_shards(growing: tuple[Client, TestCluster]) -> None:
     client, cluster = growing
     spread = shard_over_three(client.topology, "spread", list(cluster.shards)[:3])
@@ -59,7 +55,6 @@ def test_streams_include_added_and_removed_shards(growing: tuple[Client, TestClu
     assert stream.pbrts == sorted(stream.pbrts)
 
 
-@rule("Sharded cluster", "the config server can be a shard, with the id config (8.0)")
 def test_a_config_server_that_is_a_shard_has_two_cursors() -> None:
     if real_servers_named():
         pytest.skip("the config server of MongoDB 6.0 cannot be a shard")
@@ -86,7 +81,6 @@ def test_a_config_server_that_is_a_shard_has_two_cursors() -> None:
                 assert stream.id
 
 
-@rule("Opening", "a cluster without shards: an empty batch and cursor id 0")
 async def test_a_cluster_without_shards_returns_a_closed_cursor() -> None:
     """The router does not start on such a cluster, so its parts are put together here."""
     with start_cluster(0) as cluster:

@@ -60,22 +60,6 @@ def differences(
     return found
 
 
-def without_repeats(parts: Iterable[list[Message]]) -> list[Message]:
-    """Return the messages of engines that went on one after the other, each of them once.
-
-    What an engine had given before its end, and the next one gives again, are the last messages of
-    the former in the same order.
-    """
-    found: list[Message] = []
-    places: dict[Message, int] = {}
-    for part in parts:
-        for each in map(normalised, part):
-            if each not in places or each.value is None:
-                found.append(each)
-                places[each] = len(found)
-    return found
-
-
 def _of_fields(missing: list[Message], more: list[Message]) -> list[str]:
     """Return the differences of messages that are alike: of one topic and key, in their order."""
     found = []

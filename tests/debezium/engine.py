@@ -103,19 +103,9 @@ class DebeziumEngine:
                 time.sleep(0.05)
         return list(self._messages)
 
-    def messages(self) -> list[Message]:
-        """Return all messages up to now."""
-        self._take()
-        return list(self._messages)
-
     def log(self) -> str:
         """Return the end of what the engine has logged."""
         return self._log.read_text(errors="replace")[-6000:]
-
-    def kill(self) -> None:
-        """End the process as a power cut would."""
-        self._process.kill()
-        self._process.wait()
 
     def close(self) -> None:
         """Close the engine in order, and end its process."""
@@ -124,7 +114,8 @@ class DebeziumEngine:
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self._process.kill()
+            self._process.wait()
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,6 @@ from spark_sink.debezium.options import MessageOptions
 from tests.debezium import messages
 from tests.debezium.comparison import differences
 from tests.debezium.engine import PREFIX, DebeziumEngine, Message
-from tests.debezium.failures import messages_with_failures
 from tests.debezium.workload import DONE, INCREMENTAL, SIGNALS, Workload
 from tests.harness.clusters import RealCluster
 
@@ -50,7 +49,7 @@ def run_seed(cluster: RealCluster, router: str, seed: int, steps: int) -> Outcom
     Args:
         cluster: where the workload runs.
         router: the connection string of a router.
-        seed: determines the workload, the options of the messages, and the failures.
+        seed: determines the workload and the options of the messages.
         steps: the number of steps of the workload after the snapshot.
     """
     chance, outcome = Random(seed), Outcome(seed)
@@ -119,8 +118,6 @@ class _Seed:
         self._compare("ours", stream, _until_done(ours))
         self._compare("through the router", stream, self._from(start, self._router))
         self._outcome.messages = 2 * len(read)
-        if self._outcome.seed % 2:
-            self._run_with_failures(client, steps // 2)
 
     def _from(self, start: Timestamp, uri: str) -> list[Message]:
         """Return Debezium's messages from a time on; then compare an incremental snapshot."""
@@ -145,26 +142,6 @@ class _Seed:
             )
         self._compare("incremental", incremental(everything), expected, snapshot=True)
         return _until_done(read)
-
-    def _run_with_failures(self, client: pymongo.MongoClient[Any], steps: int) -> None:
-        """Compare messages of engines and routers that end in the middle."""
-        work = self._workload
-        work.forget_done()
-        start = _after(client)
-        plain = {**self._properties, "provide.transaction.metadata": "false"}
-        with tempfile.TemporaryDirectory(prefix="debezium-") as folder:
-            found = messages_with_failures(
-                self._cluster, Path(folder), {**plain, **_no_snapshot(start)}, work, self._chance,
-                steps, _is_done,
-            )  # fmt: skip
-        with self._engine(
-            self._cluster.mongos_uri,
-            {"provide.transaction.metadata": "false", **_no_snapshot(start)},
-        ) as engine:
-            expected = _until_done(engine.messages_until(_is_done))
-        self._outcome.messages += len(found)
-        if not self._looks_up:
-            self._compare("with failures", expected, _until_done(found))
 
     def _engine(self, uri: str, more: Mapping[str, str]) -> DebeziumEngine:
         return _Engine(uri, {**self._properties, **more})

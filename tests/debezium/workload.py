@@ -96,10 +96,6 @@ class Workload:
         """Make the last event."""
         self._client[self.databases[0]][DONE].insert_one({"_id": next(self._numbers)})
 
-    def forget_done(self) -> None:
-        """Remove the collection of the last event, so that the next last event is another."""
-        self._client[self.databases[0]][DONE].drop()
-
     def _move_chunk(self) -> None:
         name = f"{self.databases[0]}.orders"
         where = {"k": self._chance.choice((0, 99))}

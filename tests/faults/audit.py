@@ -1,25 +1,19 @@
 """Comparing watchers' events with the history, and the history with the ledger, after a run."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from pymongo.errors import PyMongoError
 
-from tests.faults.ddl import DDL_PREFIX, DdlWriter
 from tests.faults.watchers import Opener, Watch, Watcher
-from tests.faults.writers import MARKERS, Ledger
+from tests.faults.writers import MARKERS, REMADE, Ledger
 from tests.harness.cluster_base import Client
 from tests.harness.until import Deadline
-from tests.simulation.segments import Event, Segment, key_of, segment_problems
+from tests.simulation.segments import Event, key_of, segment_problems
 
 _READ_SECONDS = 180.0
 _SHOWN = 5
-
-MOST_SHARDS = 3
-"""The number of shards while one has been added."""
 
 
 class History:
@@ -59,17 +53,19 @@ def ledger_problems(ledger: Ledger, history: Sequence[Event]) -> Iterator[str]:
     """Compare the history with the acknowledged writes; both must have the same writes."""
     for event, following in pairwise(history):
         before, after = key_of(event), key_of(following)
-        # DDL events of several shards may share a token.
-        if after < before or (after == before and not _is_ddl(event)):
+        if after <= before:
             yield f"mongos gave {after} after {before}"
     lives: dict[str, list[str]] = {}
     for event in history:
-        if not _is_ddl(event) and not event["ns"]["coll"].startswith(DDL_PREFIX):
+        if event["ns"]["coll"] != REMADE:
             lives.setdefault(event["documentKey"]["_id"], []).append(event["operationType"])
     for document in sorted(lives.keys() | ledger.acknowledged.keys()):
         written, shown = ledger.acknowledged.get(document, []), lives.get(document, [])
         if written != shown:
             yield f"of {document}, {written} were acknowledged and mongos shows {shown}"
+    drops = sum(event["operationType"] == "drop" for event in history)
+    if drops < ledger.drops:
+        yield f"{ledger.drops} drops were acknowledged and mongos shows {drops}"
 
 
 def watcher_problems(watcher: Watcher, history: Sequence[Event]) -> Iterator[str]:
@@ -77,16 +73,8 @@ def watcher_problems(watcher: Watcher, history: Sequence[Event]) -> Iterator[str
     wanted = [event for event in history if watcher.watch.selects(event)]
     for number, segment in enumerate(watcher.segments):
         last = number == len(watcher.segments) - 1
-        for problem in _stream_problems(segment, wanted, last=last):
+        for problem in segment_problems(segment, wanted, last=last):
             yield f"{watcher.name}, stream {number}: {problem}"
-
-
-def ddl_problems(writer: DdlWriter, history: Sequence[Event]) -> Iterator[str]:
-    """Check that the history with all kinds of events has the acknowledged DDL."""
-    told = Counter((event["operationType"], event["ns"].get("coll")) for event in history)
-    for step, count in writer.acknowledged.items():
-        if told[step] < count:
-            yield f"{step} was acknowledged {count} times, and mongos tells of {told[step]}"
 
 
 def lookup_problems(watcher: Watcher, history: Sequence[Event]) -> Iterator[str]:
@@ -112,43 +100,6 @@ def image_problems(watcher: Watcher, history: Sequence[Event]) -> Iterator[str]:
             yield f"{watcher.name}: {event.get('fullDocument')} instead of {image}"
 
 
-def _stream_problems(
-    segment: Segment, history: Sequence[Event], *, last: bool = False
-) -> Iterator[str]:
-    """Compare a stream's events with the history, whose events the stream selects.
-
-    Several shards' DDL events may share a token. A driver that resumes from the first of them, as
-    MongoDB's tokens have it, misses the others: one is enough, and one from each shard is allowed.
-    """
-    events, repeated = _once(segment.events)
-    wanted, _ = _once(history)
-    for event, times in repeated:
-        if times > MOST_SHARDS:
-            yield f"given {times} times: {event}"
-    yield from segment_problems(replace(segment, events=events), wanted, last=last)
-
-
-def _once(events: Sequence[Event]) -> tuple[list[Event], list[tuple[Event, int]]]:
-    """Return the events with one of each run of equal DDL events, and the runs' lengths."""
-    left: list[Event] = []
-    repeated: list[tuple[Event, int]] = []
-    for event in events:
-        if not _is_ddl(event):
-            left.append(event)
-            continue
-        plain = {name: value for name, value in event.items() if name != "wallTime"}
-        if left and key_of(left[-1]) == key_of(event):
-            times = repeated.pop()[1] if repeated and repeated[-1][0] is left[-1] else 1
-            repeated.append((left[-1], times + 1))
-        else:
-            left.append(plain)
-    return left, repeated
-
-
-def _is_ddl(event: Event) -> bool:
-    return "documentKey" not in event
-
-
 def opener_problems(
     opener: Opener, history: Sequence[Event], ledger: Ledger, end: str
 ) -> Iterator[str]:
@@ -157,7 +108,7 @@ def opener_problems(
         wanted = [event for event in history if watch.selects(event)]
         segment.events = [event for event in segment.events if key_of(event) <= end]
         segment.end = min(segment.end, end)
-        for problem in _stream_problems(segment, wanted):
+        for problem in segment_problems(segment, wanted):
             yield f"{opener.name}, stream {number}: {problem}"
         late = [
             event

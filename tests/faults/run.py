@@ -3,24 +3,21 @@
 import shutil
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults.audit import (
     History,
-    ddl_problems,
     image_problems,
     ledger_problems,
     lookup_problems,
     opener_problems,
     watcher_problems,
 )
-from tests.faults.ddl import WATCHED, DdlWriter
 from tests.faults.schedule import Faults
 from tests.faults.watchers import INSERTS_AND_DELETES, Opener, Watch, Watcher
-from tests.faults.writers import DATABASE, SHARDED, Ledger, Writer
+from tests.faults.writers import DATABASE, REMADE, SHARDED, Ledger, Writer
 from tests.harness.cluster_base import Client
 from tests.harness.ports import free_port
 from tests.harness.real_cluster import RealCluster
@@ -29,6 +26,7 @@ from tests.harness.until import Deadline
 from tests.simulation.segments import key_of
 
 _PASS_SECONDS = 120.0
+_REMAKES = 0.02
 _REGIONS = "ahpt"
 """``a`` lies on shard0; ``h`` and ``t`` on shard1; ``p`` moves."""
 
@@ -84,13 +82,13 @@ class Run:
         self._history = History(others, Watch(""))
         self._expanded = History(others, Watch("", expanded=True))
         self._marks, *self._writers = (
-            Writer(name, to, _REGIONS, self.ledger, seed=seed, pause=pause)
-            for name, to in (
-                ("marks", others), ("direct", others), ("second", others), ("routed", uri)
+            Writer(name, to, _REGIONS, self.ledger, seed=seed, pause=pause, remakes=remakes)
+            for name, to, remakes in (
+                ("marks", others, 0.0), ("direct", others, _REMAKES), ("second", others, 0.0),
+                ("routed", uri, 0.0),
             )
         )  # fmt: skip
         self._markers = 0
-        self._ddl = DdlWriter(others, seed=seed, pause=1.0)
         self._looking_up = Watcher("looking up", uri, Watch(lookup=True))
         self._with_images = Watcher("with images", uri, Watch("", expanded=True), patience=80)
         filtered = Watch(SHARDED, "nearest", INSERTS_AND_DELETES)
@@ -99,7 +97,7 @@ class Run:
             Watcher("resuming", uri, Watch(collection=""), patience=40),
             Watcher("secondary", uri, Watch(preference="secondary")),
             Watcher("nearest", uri, filtered, patience=60),
-            Watcher("of a dropped collection", uri, Watch(WATCHED)),
+            Watcher("of a dropped collection", uri, Watch(REMADE)),
             self._looking_up,
             self._with_images,
         ]
@@ -108,7 +106,7 @@ class Run:
         self._opener = Opener("opener", uri, seed, ("primary", "secondaryPreferred", "nearest"))
 
     def work(self, let_happen: Callable[[Faults], None]) -> None:
-        """Write, change collections and watch while ``let_happen`` runs faults."""
+        """Write and watch while ``let_happen`` runs faults."""
         watching: list[threading.Thread] = []
         problems = self.report.problems
         try:
@@ -118,10 +116,10 @@ class Run:
             for watcher in self._watchers:
                 if not watcher.opened.wait(60):
                     raise RuntimeError(f"{watcher.name} could not open: {watcher.failures}")
-            writers: list[Writer | DdlWriter] = [*self._writers, self._ddl]
-            working = [_started(each.run, problems) for each in (*writers, self._opener)]
+            working = [_started(writer.run, problems) for writer in self._writers]
+            working.append(_started(self._opener.run, problems))
             let_happen(self.faults)
-            for writer in writers:
+            for writer in self._writers:
                 writer.stop()
             self._opener.stopping.set()
             for thread in working:
@@ -168,7 +166,6 @@ class Run:
             report.problems += watcher_problems(watcher, told)
         report.problems += lookup_problems(self._looking_up, history)
         report.problems += image_problems(self._with_images, expanded)
-        report.problems += ddl_problems(self._ddl, expanded)
         report.problems += ledger_problems(self.ledger, history)
         report.problems += opener_problems(self._opener, history, self.ledger, end)
         for reading in (*self._routed, self._opener):
@@ -183,7 +180,7 @@ class Run:
             f"{report.faults} faults, {report.writes} writes, {len(history)} events in the history,"
             f" {report.events} at watchers, {report.streams} streams, slowest opening"
             f" {self._opener.slowest:.1f} s",
-            f"DDL: {dict(_kinds(self._ddl))}, errors {dict(self._ddl.errors)}",
+            f"{self.ledger.drops} drops of a collection",
             f"writers' retries: { ({w.name: w.errors for w in self._writers}) }",
             f"errors at the control: {report.control_errors or 'none'}",
         ]
@@ -234,13 +231,6 @@ def _started(work: Callable[[], None], problems: list[str]) -> threading.Thread:
     thread = threading.Thread(target=noticed, daemon=True)
     thread.start()
     return thread
-
-
-def _kinds(ddl: DdlWriter) -> Counter[str]:
-    kinds: Counter[str] = Counter()
-    for (kind, _name), count in ddl.acknowledged.items():
-        kinds[kind] += count
-    return kinds
 
 
 def _write(file: Path, lines: Iterable[str]) -> None:

@@ -4,11 +4,12 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from pymongo.client_session import ClientSession
-from pymongo.errors import DuplicateKeyError, PyMongoError
+from pymongo.errors import CollectionInvalid, DuplicateKeyError, PyMongoError
 from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
@@ -17,6 +18,8 @@ from tests.harness.cluster_base import Client
 DATABASE = "shop"
 SHARDED = "orders"
 UNSHARDED = "notes"
+REMADE = "remade"
+"""A collection that is created and dropped again and again, whose documents are in no ledger."""
 MARKERS = "marker-"
 _RETRY_SECONDS = 0.05
 
@@ -32,7 +35,8 @@ class Ledger:
     """The start of each write, on the monotonic clock."""
     acknowledged: dict[str, list[str]] = field(default_factory=dict)
     """The operation types of each ``_id``, in order."""
-    collections: dict[str, str] = field(default_factory=dict)
+    drops: int = 0
+    """The acknowledged drops of REMADE."""
 
     @property
     def writes(self) -> int:
@@ -52,17 +56,26 @@ class Writer:
         regions: values of the shard key, on different shards.
         ledger: records the acknowledged writes.
         pause: seconds between writes.
+        remakes: the share of steps that create REMADE and drop it; of one writer alone.
     """
 
     def __init__(
-        self, name: str, uri: str, regions: str, ledger: Ledger, *, seed: int, pause: float
+        self,
+        name: str,
+        uri: str,
+        regions: str,
+        ledger: Ledger,
+        *,
+        seed: int,
+        pause: float,
+        remakes: float = 0.0,
     ) -> None:
-        self.retries = 0
         self.errors: dict[str, int] = {}
         self.name = name
         self._regions = regions
         self._ledger = ledger
         self._pause = pause
+        self._remakes = remakes
         self._chance = random.Random(f"{seed} {name}")
         self._client: Client = Client(
             uri, serverSelectionTimeoutMS=5000, socketTimeoutMS=8000, wTimeoutMS=5000, appname=name
@@ -79,7 +92,9 @@ class Writer:
         with self._client:
             while not self._stop.wait(self._pause * self._chance.uniform(0.2, 1.8)):
                 dice = self._chance.random()
-                if dice < 0.4 or len(self._live) < 5:
+                if self._chance.random() < self._remakes:
+                    self._remake()
+                elif dice < 0.4 or len(self._live) < 5:
                     self._insert(self._new())
                 elif dice < 0.5:
                     self._insert_many([self._new() for _ in range(self._chance.randint(2, 15))])
@@ -100,6 +115,24 @@ class Writer:
         """Insert a document that all watchers see. Call it before or after ``run``."""
         document = {"_id": f"{MARKERS}{number}", "region": self._regions[0], "n": 0}
         self._insert({**document, "in": SHARDED})
+
+    def _remake(self) -> None:
+        """Create a collection, fill it, and drop it, which ends its streams."""
+        tries = 0
+
+        def create() -> None:
+            with suppress(CollectionInvalid):  # an earlier attempt has created it
+                self._database.create_collection(REMADE)
+
+        def drop() -> None:
+            nonlocal tries
+            tries += 1
+            self._database.drop_collection(REMADE)
+
+        self._until_done(create)
+        self._until_done(lambda: self._database[REMADE].insert_one({"region": "a"}))
+        self._until_done(drop)
+        self._ledger.drops += tries == 1  # a later attempt may have found it dropped
 
     def _new(self) -> dict[str, Any]:
         self._made += 1
@@ -205,7 +238,6 @@ class Writer:
 
     def _acknowledge(self, document: dict[str, Any], how: str) -> None:
         self._ledger.acknowledged.setdefault(document["_id"], []).append(how)
-        self._ledger.collections[document["_id"]] = document["in"]
         if how == "insert" and not document["_id"].startswith(MARKERS):
             self._live.append(document)
 
@@ -234,7 +266,6 @@ class Writer:
             except (PyMongoError, _ChangedMeanwhileError) as error:
                 name = f"{type(error).__name__} {getattr(error, 'code', '')}".strip()
                 self.errors[name] = self.errors.get(name, 0) + 1
-                self.retries += 1
                 time.sleep(_RETRY_SECONDS)
                 continue
             return

@@ -86,10 +86,6 @@ class Page:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         await self.send("Emulation.setEmulatedMedia", features=features)
 
-    async def script(self, *, on: bool) -> None:
-        """Turn JavaScript on or off, for pages opened from now on."""
-        await self.send("Emulation.setScriptExecutionDisabled", value=not on)
-
     def requested(self) -> list[str]:
         """Return the addresses requested so far."""
         return [

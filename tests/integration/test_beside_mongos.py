@@ -414,7 +414,6 @@ COMMANDS_BY_SUBJECT: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.rule("Opening", "an invalid read preference: 2, 4, 14, 160")
 @pytest.mark.parametrize("subject", COMMANDS_BY_SUBJECT)
 async def test_commands_get_the_same_answers(pair: Pair, subject: str) -> None:
     different: list[Any] = []

@@ -12,7 +12,6 @@ import bson
 import pytest
 from bson import Timestamp
 
-from tests.conformance.rules import rules_of
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.embedded_process import EmbeddedProcess
 from tests.harness.routers import start_router
@@ -27,10 +26,6 @@ ROUTER, MONGOS = "router", "mongos"
 EVERYTHING = "cluster-expanded"
 LAST = {"_id": "last"}
 
-WITH_RULES = [
-    pytest.param(name, marks=[pytest.mark.rule(*rule) for rule in rules_of(name)])
-    for name in STREAMS
-]
 _TOKEN = re.compile("82[0-9A-F]{30,}")
 _ADDRESS = re.compile(r"127.0.0.1:\d+")
 _SIZE = re.compile(r"size: \d+ \(0x[0-9A-F]+\)")
@@ -145,15 +140,8 @@ def test_a_live_watcher_gets_all_events(run: Run, ours: Normaliser, real: Normal
     assert texts == [real.text(event) for event in settled(recorded_events(EVERYTHING, ROUTER))]
 
 
-@pytest.mark.rule("Sharded cluster", "the recorded workload gives the recorded events")
-@pytest.mark.rule(
-    "Sharded cluster", "sorted by token, the shards' events are byte for byte the merged stream"
-)
-@pytest.mark.rule(
-    "Resume tokens", "tokens are {_data: hex KeyString} of version 1, as 6.0 makes them"
-)
 @pytest.mark.parametrize("via", [*SHARDS, ROUTER])
-@pytest.mark.parametrize("name", WITH_RULES)
+@pytest.mark.parametrize("name", STREAMS)
 def test_each_stream_returns_the_recorded_events(
     run: Run, ours: Normaliser, real: Normaliser, name: str, via: str
 ) -> None:
@@ -165,7 +153,7 @@ def test_each_stream_returns_the_recorded_events(
 
 
 @pytest.mark.parametrize("via", [*SHARDS, ROUTER])
-@pytest.mark.parametrize("name", WITH_RULES)
+@pytest.mark.parametrize("name", STREAMS)
 def test_each_stream_ends_as_recorded(run: Run, name: str, via: str) -> None:
     replies, drained = recorded.of(name, recorded_as(via)), run.drained[name, via]
     failures = [reply.document for reply in replies if reply.document.get("ok") == 0]

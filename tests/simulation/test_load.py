@@ -98,10 +98,6 @@ def test_a_dense_stream_reads_its_members_in_rounds(sharded: bool) -> None:
         assert visit(body, noop_interval=10.0) == []
 
 
-@pytest.mark.rule(
-    "Cursor replies", "getMore returns at once if it has an event and nothing more is ready"
-)
-@pytest.mark.rule("Sharded cluster", "idle members do not delay events")
 def test_an_event_after_a_quiet_hour_is_delivered_as_quickly() -> None:
     async def body(world: World) -> None:
         stream = TimedStream(world)

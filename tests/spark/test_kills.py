@@ -34,6 +34,7 @@ def test_a_job_that_is_killed_keeps_its_tables_equal(
 def test_a_job_that_stalls_ends_after_another_host_has_taken_over() -> None:
     pytest.importorskip("moto", reason="it stands in for S3")
     # A process of its own: the session that verifies is stopped, and knows the store.
-    command = [sys.executable, "-m", "tests.spark.object_store", "--outages=0", "--stalls=1"]
+    command = [sys.executable, "-m", "tests.spark.kills", "--store", "--kinds=stall"]
+    command += ["--seeds=1", "--extra=0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]

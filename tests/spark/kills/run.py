@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pymongo
+from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 from pymongo.errors import OperationFailure, PyMongoError
 from pyspark.sql import SparkSession
 
+from spark_sink import read_at
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import Folder
+from spark_sink.jobs.history.recovery import rebuild_table
 from spark_sink.jobs.history.seeking import seek
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.options.scope import Scope
@@ -28,7 +31,7 @@ from spark_sink.tables.current_table import CurrentTable
 from spark_sink.verification.verify_job import verify_job
 from tests.doubles.table_damages import damages
 from tests.harness.clusters import Client
-from tests.harness.object_store import BUCKET
+from tests.harness.object_store import BUCKET, ObjectStore
 from tests.harness.until import Deadline, wait_for
 from tests.spark.cluster.nodes import SETTINGS, SparkNodes
 from tests.spark.conftest import Shop
@@ -59,14 +62,15 @@ _KINDS = (
     *("move", "shard", "signal", "swap", "scope", "seek"),
 )
 KINDS, ON_CLUSTER = (*_KINDS, "disk"), (*_KINDS, "worker", "host")
-"""The faults, each of which every seed has once at least, if its servers can have it; the latter on
-a cluster of Spark.
+ON_STORE = ("router", "driver", "outage", "stall")
+"""The faults, each of which every seed has once at least, if its servers can have it; on a cluster
+of Spark, and with tables on an object store.
 
 `router` kills what the job reads through, a mongos if there is no router; `primary` kills that of a
 set, `disk` is full for some seconds, `signal` requests a snapshot, `swap` renames a collection into
 the scope, `scope` starts the job with other collections, and `seek` sets it to the present.
 `worker` kills one of Spark's with its executors, and `host` starts the job on another host while it
-runs.
+runs, or, with `stall`, while it stands still. `outage` is the store's.
 """
 
 
@@ -106,6 +110,7 @@ class Faults:
         host: Callable[[str], JobProcess],
         chance: random.Random,
         nodes: SparkNodes | None,
+        store: ObjectStore | None,
     ) -> None:
         self.refused: Counter[str] = Counter()
         self._deployment = deployment
@@ -125,11 +130,14 @@ class Faults:
             "swap": self._swap,
             "scope": self._change_scope,
             "seek": self._seek,
-            "host": self._take_over,
+            "host": lambda: self._take_over(stalls=False),
+            "stall": lambda: self._take_over(stalls=True),
         }
         if nodes is not None:
             self._make["executor"] = lambda: self._wait_for_kill(nodes.kill_executor)
             self._make["worker"] = lambda: nodes.kill_worker(chance)
+        if store is not None:
+            self._make["outage"] = lambda: self._outage(store)
 
     def run(self, kind: str) -> None:
         """Let a fault of this kind happen at a random moment, and the job go on."""
@@ -158,26 +166,41 @@ class Faults:
 
         wait_for(killed, "a process of an executor", _COMMIT_SECONDS)
 
-    def _take_over(self) -> None:
-        """Run the job on another host until the first one's has ended, and stop it there."""
+    def _take_over(self, *, stalls: bool) -> None:
+        """Run the job on another host until the first one's has ended, and stop it there.
+
+        With ``stalls``, the first one's stands still until the other has written.
+        """
         job, other = self.job, self._host(f"host {self._chance.randrange(10**9)}")
         other.scope, number, items = job.scope, job.committed, self._shop.client[_DATABASE].items
 
-        def has_taken_over() -> bool:
+        def has_written() -> bool:
             other.keep_running()
             with suppress(PyMongoError):  # without events neither host commits
                 items.update_one({"_id": 0}, {"$inc": {"n": 1}}, upsert=True)
-            return other.committed > number and job.has_ended
+            return other.committed > number
 
         try:
             job.keep_running()
-            wait_for(has_taken_over, "the end of the first host's job", _COMMIT_SECONDS)
+            told = len(job.log.read_text())
+            if stalls:
+                job.pause()
+                wait_for(has_written, "the other host's batch", _COMMIT_SECONDS)
+                job.resume()
+            what = "the end of the first host's job"
+            wait_for(lambda: has_written() and job.has_ended, what, _COMMIT_SECONDS)
+            assert not stalls or "another start" in job.log.read_text()[told:], job.last_output()
             if self._chance.random() < 0.5:
                 assert other.end() == 0, other.last_output()
         except AssertionError as error:
             raise AssertionError(f"{error}; the job: {other.last_output()}") from None
         finally:
             other.kill()
+
+    def _outage(self, store: ObjectStore) -> None:
+        store.stop()
+        time.sleep(self._chance.uniform(1, 15))  # clients wait, or give up
+        store.start()
 
     def _fill_disk(self) -> None:
         self.job.limit_files(self._chance.choice((0, 1_000, 10_000)))
@@ -246,13 +269,15 @@ def run_seed(
     kinds: Sequence[str] = KINDS,
     reads: str = "router",
     nodes: SparkNodes | None = None,
+    store: ObjectStore | None = None,
 ) -> Outcome:
     """Run one seed in an empty folder, which is left behind if there are problems.
 
     Args:
         extra: random faults beside one of each kind.
         reads: what the job reads, one of `conftest.DEPLOYMENTS`.
-        nodes: a cluster of Spark for the job, whose tables are then on an object store.
+        nodes: a cluster of Spark for the job.
+        store: where its tables are, if not in the folder.
     """
     chance, outcome = random.Random(seed), Outcome()
     with deployed(reads, chance.choice((1, 3))) as deployment:
@@ -269,13 +294,14 @@ def run_seed(
         options = {**_OPTIONS, **(_IN_TASKS if seed % 2 else {})}
 
         def host(name: str) -> JobProcess:
-            where = deployment.uri, folder / name, _SCOPES[0], options
+            out = None if store is None else f"s3://{BUCKET}/{folder.name}"
+            where = deployment.uri, folder / name, _SCOPES[0], options, out
             if nodes is None:
                 return JobProcess(*where)
             conf = {**SETTINGS, "spark.master": nodes.master}
-            return JobProcess(*where, f"s3://{BUCKET}/{folder.name}", conf, nodes.driver(name))
+            return JobProcess(*where, conf, nodes.driver(name))
 
-        faults = Faults(deployment, shop, host, chance, nodes)
+        faults = Faults(deployment, shop, host, chance, nodes, store)
         job = faults.job
         writer = Writer(shop, job, seed)
         try:
@@ -283,11 +309,16 @@ def run_seed(
             for kind in outcome.faults:
                 faults.run(kind)
             writer.stop()
-            _catch_up(shop, job)
+            if store is not None:  # the time below is after the job's first snapshot
+                _catch_up(shop, job, {"_id": -2})
+            time, then = shop.now(), collections_of(shop)
+            _catch_up(shop, job, _LAST)
             status = job.end()
             if status != 0:
                 outcome.problems.append(f"SIGTERM ended the job with {status}")
             outcome.problems += _problems(spark, shop, job.folder, deployment.truth)
+            if store is not None and not {"scope", "seek"} & {*outcome.faults}:
+                outcome.problems += _history_differs(spark, job.folder, time, then)
             outcome.problems += _damage_unseen(spark, shop, job.folder, chance)
         finally:
             job.kill()
@@ -302,11 +333,11 @@ def run_seed(
     return outcome
 
 
-def _catch_up(shop: Shop, job: JobProcess) -> None:
-    """Wait until the job has read all writes, and no requested snapshot is left."""
+def _catch_up(shop: Shop, job: JobProcess, last: dict[str, Any]) -> None:
+    """Insert a document, and wait until the job has read all writes and finished snapshots."""
     client = shop.client
     with client.start_session() as session:
-        client[_DATABASE].orders.insert_one({**_LAST, "customer": 1}, session=session)
+        client[_DATABASE].orders.insert_one({**last, "customer": 1}, session=session)
         time = session.operation_time
     assert time is not None
     signals = Folder(job.folder.signals)
@@ -373,6 +404,20 @@ def _problems(spark: SparkSession, shop: Shop, folder: JobFolder, truth: str) ->
             f"bronze lacks {len(missing)} events of a plain stream, and has {len(extra)} more"
         )
     return found + _messages_missing(folder, begin) + _notified_twice(folder)
+
+
+def _history_differs(
+    spark: SparkSession, folder: JobFolder, time: Timestamp, then: dict[tuple[str, str], Any]
+) -> list[str]:
+    """Return how the documents at a time, as they are read and rebuilt, differ from ``then``."""
+    rebuilt = rebuild_table(spark, folder, time, f"{folder.address}-restored")
+    read = read_at(spark, folder.address, f"{time.time},{time.inc}")["current"]
+    tables = {"read": read, "rebuilt": rebuilt.log.read(spark)}
+    return [
+        f"the {name} table is not what the collections were"
+        for name, rows in tables.items()
+        if documents_in(rows) != then
+    ]
 
 
 def _damage_unseen(

@@ -253,12 +253,6 @@ async def test_fields_that_mongos_refuses_with_another_code_are_refused(
         assert (await client.command("admin", command))["code"] == code
 
 
-async def test_get_log_names_its_logs() -> None:
-    async with facade() as router, await router.client() as client:
-        assert (await client.command("admin", {"getLog": "*"}))["names"]
-        assert "log" in await client.command("admin", {"getLog": "global"})
-
-
 async def test_lines_logged_at_one_time_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ['{"t": {"$date": "2"}, "n": 1}', '{"t": {"$date": "2"}, "n": 0}']
     earlier = '{"t": {"$date": "1"}, "n": 2}'

@@ -115,8 +115,10 @@ async def test_documents_count_in_the_memory_of_the_process(
     assert 7 * 10_000 < registry.memory.held - before < 8 * 10_000
     assert len((await cursor.next_batch(None, PATIENCE)).events) == 3
     assert 4 * 10_000 < registry.memory.held - before < 5 * 10_000
+    assert registry.memory.lookups == 1
     registry.kill([cursor.cursor_id])
     assert registry.memory.held <= before
+    assert registry.memory.lookups == 0
 
 
 async def test_beyond_the_limit_events_are_completed_one_by_one(
@@ -142,10 +144,44 @@ async def test_a_kill_ends_a_lookup(cluster: ScriptedCluster, mongos: ScriptedMo
     await until(lambda: mongos.commands)
     assert registry.kill([cursor.cursor_id]) == ([cursor.cursor_id], [])
     with pytest.raises(CommandError) as error:
-        await waiting
+        async with asyncio.timeout(PATIENCE / 2):  # the lookup's own limit is PATIENCE
+            await waiting
     assert error.value.code == 237
     mongos.released.set()
     await until(lambda: mongos.server.connections == 0)
+
+
+async def test_a_cancelled_lookup_keeps_its_event_for_the_next_one(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    cluster.shards["s0"].update(101, 1)
+    cluster.noop(120)
+    cursor = await opened(cluster.registry(mongos=mongos.upstream.lend))
+    mongos.released.clear()
+    waiting = asyncio.create_task(cursor.next_batch(None, PATIENCE))
+    await until(lambda: mongos.commands)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    mongos.released.set()
+    assert shown(await cursor.next_batch(None, PATIENCE)) == [{"_id": 1, "v": 1}]
+
+
+async def test_a_batch_ends_in_time_though_the_stages_drop_all_of_many_events(
+    cluster: ScriptedCluster, mongos: ScriptedMongos
+):
+    for n in range(50):
+        cluster.shards["s0"].update(101 + n, n)
+    cluster.noop(200)
+    mongos.stage = lambda _: None
+    registry = cluster.registry(mongos=mongos.upstream.lend)
+    cursor = await opened(registry, {"$match": {"fullDocument.v": 0}})
+    registry.memory.held += registry.memory.limit + 1  # they are completed one by one
+    await until(lambda: cursor._reader.client_reader.prepare())
+    before = registry.memory.held
+    assert (await cursor.next_batch(None, 0.0)).events == []
+    assert len(mongos.finds()) < 50
+    assert registry.memory.held <= before
 
 
 async def test_the_error_without_an_upstream_names_the_remedy(cluster: ScriptedCluster):

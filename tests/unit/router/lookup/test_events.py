@@ -172,20 +172,6 @@ def after(fragment: str, second: int = 1) -> ResumePoint:
     return ResumePoint(ResumeToken.parse(token(second, fragment)))
 
 
-def test_fragments_begin_with_small_fields_and_have_own_tokens():
-    fragments = [bson.decode(each) for each in split(LARGE)]
-    assert [each["_id"] for each in fragments] == [token(1, "29"), token(1, "2B02")]
-    assert [each["splitEvent"] for each in fragments] == [
-        {"fragment": 1, "of": 2},
-        {"fragment": 2, "of": 2},
-    ]
-    assert list(fragments[0]) == [
-        "_id", "splitEvent", "clusterTime", "operationType", "documentKey", "ns",
-        "updateDescription",
-    ]  # fmt: skip
-    assert list(fragments[1]) == ["_id", "splitEvent", "fullDocument"]
-
-
 def test_a_field_too_large_for_a_fragment_is_an_error():
     with pytest.raises(CommandError) as error:
         split(event(fullDocument={"x": "a" * MAX_WHOLE_BYTES}))

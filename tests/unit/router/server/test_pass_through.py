@@ -115,30 +115,6 @@ async def test_a_reply_cut_off_upstream_closes_the_client_s_connection() -> None
             assert (await other.command("admin", {"ping": 1}))["ok"] == 1
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"pipeline": [{"$changeStream": {}}, {"$_internalSplitPipeline": {}}]},
-        {"pipeline": [{"$changeStream": {"optionOfAnotherVersion": 1}}]},
-        {"pipeline": [{"$changeStream": {}}, {"$group": {"_id": 1}}]},
-        {"$_generateV2ResumeTokens": True},
-        {"pipeline": [{"$changeStream": {"showExpandedEvents": True}}], **STRICT},
-        {"readConcern": {"level": "local"}},
-        {"maxTimeMS": "x"},
-        {"fieldOfAnotherVersion": 1},
-    ],
-)
-async def test_refused_change_streams_are_answered_by_the_upstream(change: dict[str, Any]) -> None:
-    async with facade_before(answer_ok) as (_, router, client):
-        command = {**WATCH, **change}
-        assert (await client.command("db", command))["you"] == "asked"
-        explained = {"explain": {key: command[key] for key in command if key != "cursor"}}
-        assert (await client.command("db", explained))["you"] == "asked"
-        assert not router.cursors.opened
-    async with facade() as router, await router.client() as client:
-        assert (await client.command("db", command))["ok"] == 0
-
-
 def from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "is_loopback", lambda _peername: False)
 
