@@ -229,17 +229,21 @@ class FieldEdits:
         key = fields.get(_KEY, document_slice(()))
         for edit in edits:
             if edit.mask is not None and any(map(edit.meets, _paths_in(key))):
-                raise StreamError(
-                    f"option 'field.masks': {b'.'.join(edit.path).decode()} is a part of the key "
-                    f"of the documents of {database}.{collection}, which every event and its token "
-                    "contain: it cannot be masked"
-                )
+                raise key_is_masked(edit, f"{database}.{collection}")
             for name in _DOCUMENTS:
                 if name in edited:
                     edited[name] = edit.edited(edited[name])
             if _DESCRIPTION in edited:
                 edited[_DESCRIPTION] = edit.described(edited[_DESCRIPTION])
         return event if edited == fields else document_of(edited.items())
+
+
+def key_is_masked(edit: FieldEdit, namespace: str) -> StreamError:
+    """Return the error for a mask of a field that all events of a collection have in their keys."""
+    return StreamError(
+        f"option 'field.masks': {b'.'.join(edit.path).decode()} is a part of the key of the "
+        f"documents of {namespace}, which every event and its token contain: it cannot be masked"
+    )
 
 
 def _paths_in(value: Slice, before: _Path = ()) -> Iterator[_Path]:

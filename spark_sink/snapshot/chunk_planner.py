@@ -57,6 +57,9 @@ _NAN = -1
 # Unauthorized, NamespaceNotFound, CommandNotFound, CommandNotSupported, …OnView: a collection was
 # replaced by a view of its name.
 _NO_STATS = (NOT_ALLOWED, 26, 59, 115, 166)
+# The servers' random cursor has found one document too often; asked again, it finds others.
+_NO_NEW_DOCUMENT = 28799
+_SAMPLE_ATTEMPTS = 10
 # The largest part of a task that one sampled document may stand for. If it stands for more, the
 # documents of the batch alone are sampled, and _FINER times as many.
 _COARSE = 0.3
@@ -257,11 +260,8 @@ class ChunkPlanner:
             chosen = Chunk(collection, lower, upper).filter()
             stages = self._sample_stages(chosen, number, of_range=within is not None)
             average = size / rows if self._rows is None and rows else 1
-            documents = self._client[collection.database][name]
-            sample = [
-                (document.get("_id"), min(document.get("size", 1), average * _LARGE))
-                for document in documents.aggregate(stages, allowDiskUse=True)
-            ]
+            taken = self._taken(collection.database, name, stages)
+            sample = [(key, min(its_size, average * _LARGE)) for key, its_size in taken]
             bound = lower or upper
             kind = None if bound is None else _kind(value_of(bound))
             keys, sizes = _divided(sample, lower, kind, cut=not collection.has_collation)
@@ -290,6 +290,19 @@ class ChunkPlanner:
         within = [{"$match": chosen}] if chosen else []
         order = [*within, fields, sample] if of_range else [sample, *within, fields]
         return [*order, {"$sort": {"_id": 1}}]
+
+    def _taken(
+        self, database: str, name: str, stages: list[Mapping[str, Any]]
+    ) -> list[tuple[Any, float]]:
+        """Return the `_id`s of a sample of a collection, and the sizes of the documents or 1."""
+        for attempt in range(_SAMPLE_ATTEMPTS):
+            try:
+                documents = self._client[database][name].aggregate(stages, allowDiskUse=True)
+                return [(document.get("_id"), document.get("size", 1)) for document in documents]
+            except OperationFailure as error:
+                if error.code != _NO_NEW_DOCUMENT or attempt == _SAMPLE_ATTEMPTS - 1:
+                    raise
+        raise AssertionError
 
     def _stats(self, database: str, name: str) -> tuple[int, int]:
         """Return about how many documents a collection has, and their bytes."""

@@ -66,6 +66,10 @@ class MergerouterDataSource(DataSource):
                 custom_mode(options.snapshot.custom)
             with closing(RouterClient(options)) as client:
                 client.require_stream()
+                if options.masked_fields:
+                    from spark_sink.source.option_checks import require_maskable
+
+                    require_maskable(client, options)
             if self.name() == FORMAT and options.batch_mode is None:  # a job has printed them
                 from spark_sink.source.option_checks import warn_of_unmatched_names
 

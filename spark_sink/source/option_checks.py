@@ -1,6 +1,7 @@
 """Checks of options against the collections of the cluster, when a query is loaded.
 
-A query warns of options that match nothing, and of what has no change stream.
+A query warns of options that match nothing, and of what has no change stream. It refuses to mask a
+shard key.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from difflib import get_close_matches
 
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from spark_sink.console import say
 from spark_sink.errors import within_limit
 from spark_sink.options.java_patterns import compiled
 from spark_sink.options.stream_options import StreamOptions, parse_options
+from spark_sink.rows.field_edits import key_is_masked
 from spark_sink.snapshot.catalog import SYSTEM_DATABASES
+from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.stream.router_client import RouterClient
 
 # The most databases whose collections are listed.
@@ -41,6 +44,23 @@ def warn_of_unmatched_names(options: Mapping[str, str]) -> None:
         return
     for warning in warnings:
         say(within_limit(f"warning: {warning}"))
+
+
+def require_maskable(client: RouterClient, options: StreamOptions) -> None:
+    """Raise StreamError if a field is to be masked that is a part of a collection's shard key.
+
+    Without the right to read shard keys, the task of the first event raises it.
+    """
+    planner = ChunkPlanner(client.mongo, options.scope, options.snapshot)
+    try:
+        collections = client.with_retries(planner.collections)
+    except OperationFailure:
+        return
+    for collection in collections:
+        for edit in options.masked_fields:
+            is_of_key = any(edit.meets(field.encode().split(b".")) for field in collection.key)
+            if is_of_key and edit.concerns(collection.database, collection.name):
+                raise key_is_masked(edit, str(collection))
 
 
 def _warnings(options: StreamOptions) -> Iterator[str]:

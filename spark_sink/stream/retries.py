@@ -20,11 +20,11 @@ from spark_sink.options.stream_options import RetryPolicy
 
 _MAX_DOUBLINGS = 30
 # Codes after which the same request may succeed: elections, shutdowns, killed and lost cursors, a
-# collection that was dropped or renamed meanwhile, and a random cursor that has found one document
-# too often. Servers give most of them a label, but only in replies of change streams.
+# collection that was dropped or renamed meanwhile. Servers give most of them a label, but only in
+# replies of change streams.
 _TRANSIENT = frozenset(
     {6, 7, 26, 43, 63, 89, 91, 134, 175, 189, 234, 237, 262, 9001, 10107, 11600, 11602, 13388,
-     13435, 13436, 28799}
+     13435, 13436}
 )  # fmt: skip
 _Result = TypeVar("_Result")
 

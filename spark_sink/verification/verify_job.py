@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from bson.timestamp import Timestamp
@@ -245,10 +244,20 @@ class _Verification:
         names = [name for name in compare if name in self.logs]
         if not names:
             return
-        with self._failures(*names):
-            until = F.coalesce(F.col(BATCH) <= last.number, F.lit(True))
-            rows = {name: self.logs[name].read(self.spark).where(until) for name in names}
-            events = self._events(rows, last.end, since)
+        if last.end.is_in_snapshot:
+            self._remark(names, "the snapshot has not ended yet")
+            return
+        until = F.coalesce(F.col(BATCH) <= last.number, F.lit(True))
+        rows, tokens = dict[str, DataFrame](), list[str]()
+        for name in names:
+            with self._failures(name):
+                table = self.logs[name].read(self.spark).where(until)
+                tokens += _first_tokens(name, self.logs[name], table)
+                rows[name] = table
+        if not tokens:
+            return
+        with self._failures(*rows):
+            events = self._events(rows, min(tokens), last.end, since)
             if events is None:
                 return
             begin, end, whole = map(_iso, (events.first, key_of(last.end.position), events.whole))
@@ -260,7 +269,7 @@ class _Verification:
                 )
             events.rows.persist(StorageLevel.MEMORY_AND_DISK)
             try:
-                for name in names:
+                for name in rows:
                     with self._failures(name):
                         outcome = self.outcomes[name]
                         outcome.add(compare[name](rows[name], events), self.shown)
@@ -269,19 +278,12 @@ class _Verification:
                 events.rows.unpersist()
 
     def _events(
-        self, rows: Mapping[str, DataFrame], end: Offset, since: Timestamp | None
+        self, names: Iterable[str], first: str, end: Offset, since: Timestamp | None
     ) -> Events | None:
-        """Return the events with which the rows of tables are compared; None if there are none.
+        """Return the events from a token up to an offset, with which tables are compared.
 
-        They end at an offset. If the stream cannot tell them, a remark says why.
+        If the stream does not have them any more, a remark says so, and the result is None.
         """
-        if end.is_in_snapshot:
-            self._remark(rows, "the snapshot has not ended yet")
-            return None
-        every = (_first_tokens(name, self.logs[name], rows[name]) for name in rows)
-        first = min(chain.from_iterable(every), default=None)
-        if first is None:
-            return None
         if since is not None:
             first = key_of(AtTime(since))
         if end.since is not None:
@@ -293,7 +295,7 @@ class _Verification:
                 f"the oplogs no longer contain {_iso(first)}, with which the comparison begins. "
                 "Pass a later time with --since"
             )
-            self._remark(rows, reason)
+            self._remark(names, reason)
             return None
 
     def _remark(self, names: Iterable[str], why: str) -> None:

@@ -151,6 +151,17 @@ def test_whole_rows_are_compared_with_the_stream(
         write_deltalake(tmp_path / name, whole[name], mode="overwrite")
     verified(0)
 
+    # A file that cannot be read keeps no other table from the comparison with the stream.
+    unreadable = Path(DeltaTable(tmp_path / MESSAGES).file_uris()[0])
+    written = unreadable.read_bytes()
+    unreadable.write_bytes(b"x" * len(written))
+    found = verified(1)
+    assert found[MESSAGES]["failed"]
+    for name in (BRONZE, TRANSACTIONS):
+        assert (found[name]["differences"], found[name]["remark"]) == (0, ""), found[name]
+        assert "the events" in found[name]["compared"][-1], found[name]
+    unreadable.write_bytes(written)
+
     # The rows of a start with other options are looked for in the stream, but not compared.
     run_once(spark, shop, tmp_path, **options, **{"field.exclude.list": "*.orders.n"})
     found = verified(0, "--table", BRONZE)

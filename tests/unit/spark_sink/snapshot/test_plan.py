@@ -20,13 +20,11 @@ from pymongo.errors import OperationFailure
 
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import SnapshotOptions
-from spark_sink.options.stream_options import RetryPolicy
 from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
 from spark_sink.snapshot.chunk_planner import CHUNK_BYTES, ChunkPlanner, _bound, _kind
 from spark_sink.snapshot.plan import Chunk, Mark, SnapshotPlan, bound_text, value_of
 from spark_sink.source.offsets import Offset
-from spark_sink.stream.retries import Retries
 
 MARK = Timestamp(100, 1)
 _MILLION = 10**6
@@ -199,12 +197,11 @@ def test_without_the_right_to_statistics_the_documents_are_counted() -> None:
 
 def test_a_sample_that_fails_by_chance_is_taken_again() -> None:
     servers = Servers({"c": Stub(2 * _MILLION)}, failures=[28799, 28799])
-    planner = ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=8))  # type: ignore[arg-type]
-    plan = Retries(RetryPolicy(attempts=3, initial_backoff=0)).run(
-        lambda: planner.next_batch(planner.begin(MARK))
-    )
-    assert not servers.failures
-    assert len(planner.tasks(plan)) == 8
+    tasks = next(batches(ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=8))))  # type: ignore[arg-type]
+    assert len(tasks) == 8
+    servers.failures = [28799] * 99
+    with pytest.raises(OperationFailure):
+        next(batches(ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=8))))  # type: ignore[arg-type]
 
 
 def test_ten_thousand_million_documents_need_no_plan_of_all() -> None:
