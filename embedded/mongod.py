@@ -5,7 +5,7 @@ from typing import Any
 
 import structlog
 
-from embedded.clients import Client
+from embedded.client import Client
 from embedded.commands import dispatch
 from embedded.errors import CommandError
 from embedded.logical_clock import client_time

@@ -11,7 +11,7 @@ from typing import cast
 import structlog
 from bson.errors import InvalidDocument
 
-from embedded.clients import Client
+from embedded.client import Client
 from embedded.errors import CommandError, ErrorCode, internal_error
 from embedded.storage.bson_values import Document
 from shard_client.errors import ProtocolError

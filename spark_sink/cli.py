@@ -226,8 +226,8 @@ def signal(
 
     The job processes the signal with its next batch.
     """
-    from spark_sink.signals.channels import send
-    from spark_sink.signals.signal import SignalError, signal_of
+    from spark_sink.snapshot.signal import SignalError, signal_of
+    from spark_sink.snapshot.signal_channels import send
 
     data: dict[str, object] = {"type": snapshot_type}
     if collections:
@@ -385,7 +385,7 @@ def rebuild(
     With --to, make a current table as of an earlier time, in another folder, from bronze alone.
     """
     from spark_sink.jobs.history.point_in_time import UNREAD_THEN
-    from spark_sink.jobs.history.recovery import lacks_current, rebuild_table, restore_checkpoint
+    from spark_sink.jobs.history.restoration import lacks_current, rebuild_table, restore_checkpoint
     from spark_sink.jobs.report.progress import printed_progress
     from spark_sink.session.spark_session import job_session
     from spark_sink.snapshot.unread import unread_names

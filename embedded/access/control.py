@@ -10,7 +10,7 @@ from bson.timestamp import Timestamp
 
 from embedded.access.roles import WITHOUT_LOGIN, may_run
 from embedded.access.users import SERVERS, Account, Users
-from embedded.clients import Client
+from embedded.client import Client
 from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import as_ordinal
 from embedded.storage.bson_values import Document

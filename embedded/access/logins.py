@@ -8,7 +8,7 @@ from bson.binary import Binary
 from scramp import ScramException, ScramMechanism
 
 from embedded.access.users import StoredPassword, UserName, Users
-from embedded.clients import Client
+from embedded.client import Client
 from embedded.errors import CommandError, ErrorCode
 from embedded.storage.bson_values import Document
 from shard_client.wire.authentication import MECHANISM

@@ -8,7 +8,7 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from embedded.clients import Client
+from embedded.client import Client
 from embedded.commands import (  # noqa: F401 (imported to be registered)
     definitions,
     diagnostics,

@@ -9,7 +9,7 @@ from bson.timestamp import Timestamp
 
 from embedded.access import logins
 from embedded.access.users import UserName, Users
-from embedded.clients import Client
+from embedded.client import Client
 from embedded.commands.request import Request, command
 from embedded.errors import CommandError
 from embedded.member import Member

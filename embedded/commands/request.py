@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from embedded.clients import Client
+from embedded.client import Client
 from embedded.errors import CommandError, ErrorCode, type_mismatch
 from embedded.journal import CommittedWrites
 from embedded.member import Member

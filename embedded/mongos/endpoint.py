@@ -1,6 +1,6 @@
 """The embedded mongos: receives commands and returns replies."""
 
-from embedded.clients import Client
+from embedded.client import Client
 from embedded.errors import (
     TRANSIENT_CODES,
     TRANSIENT_TRANSACTION,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from bson import ObjectId
 
 from embedded.access.control import AccessControl
-from embedded.clients import Client
+from embedded.client import Client
 from embedded.commands.request import argument, checked_collection
 from embedded.cursors import CursorTable
 from embedded.errors import CommandError, ErrorCode, no_such_transaction

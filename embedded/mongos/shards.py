@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 from bson.timestamp import Timestamp
 
-from embedded.clients import Client
+from embedded.client import Client
 from embedded.errors import CommandError, bad_value, internal_error
 from embedded.logical_clock import LogicalClock
 from embedded.member import Role

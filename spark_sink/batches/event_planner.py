@@ -28,7 +28,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bson.timestamp import Timestamp
 
@@ -46,6 +46,7 @@ from spark_sink.batches.task_reports import ReportInbox
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import (
     AtTime,
+    EventRange,
     FromNow,
     Position,
     Token,
@@ -67,34 +68,6 @@ _MAX_COUNTED = 20_000
 _END_SAMPLE = 100
 # The most ranges of a batch.
 _MAX_RANGES = 64
-# Up to so many events, the merged stream costs less than a task and a stream for each shard.
-_SMALL_EVENTS = 5000
-
-
-@dataclass(frozen=True)
-class EventRange:
-    """The events of a batch, after a position up to another one.
-
-    Args:
-        events: about how many they are, if known.
-        quiet_until: a cluster time before which there are none.
-    """
-
-    start: Position
-    end: Position
-    events: int | None = None
-    quiet_until: Timestamp | None = None
-
-    @property
-    def read_from(self) -> Position:
-        """Where reading begins: the start, or a later position before which there is no event."""
-        idle = None if self.quiet_until is None else AtTime(self.quiet_until)
-        return self.start if idle is None or not is_after(idle, self.start) else idle
-
-    @property
-    def is_small(self) -> bool:
-        """Whether they are read from the merged stream at once."""
-        return self.events is not None and self.events <= _SMALL_EVENTS
 
 
 class EventPlanner:

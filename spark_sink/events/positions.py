@@ -28,6 +28,9 @@ from shard_client.bson.resume_token import (
     version_of,
 )
 
+# Up to so many events, the merged stream costs less than a task and a stream for each shard.
+_SMALL_EVENTS = 5000
+
 
 @dataclass(frozen=True)
 class Token:
@@ -160,3 +163,29 @@ def after(time: Timestamp) -> AtTime:
 def is_after(later: Position, position: Position) -> bool:
     """Return whether events may lie between the two; none follow "now"."""
     return not isinstance(position, FromNow) and key_of(later) > key_of(position)
+
+
+@dataclass(frozen=True)
+class EventRange:
+    """The events of a batch, after a position up to another one.
+
+    Args:
+        events: about how many they are, if known.
+        quiet_until: a cluster time before which there are none.
+    """
+
+    start: Position
+    end: Position
+    events: int | None = None
+    quiet_until: Timestamp | None = None
+
+    @property
+    def read_from(self) -> Position:
+        """Where reading begins: the start, or a later position before which there is no event."""
+        idle = None if self.quiet_until is None else AtTime(self.quiet_until)
+        return self.start if idle is None or not is_after(idle, self.start) else idle
+
+    @property
+    def is_small(self) -> bool:
+        """Whether they are read from the merged stream at once."""
+        return self.events is not None and self.events <= _SMALL_EVENTS

@@ -17,19 +17,19 @@ from functools import partial
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.event_planner import EventPlanner, EventRange
+from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.batches.task_reports import ReportInbox
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.heartbeats import latest_heartbeat
-from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, time_of
+from spark_sink.events.positions import AtTime, EventRange, FromNow, Position, Token, after, time_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import QueryStart, SnapshotPolicy
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.signals.channels import SignalReceiver
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
-from spark_sink.signals.snapshot_scheduler import REFUSAL, SnapshotScheduler
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
+from spark_sink.snapshot.queue import SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.scheduler import REFUSAL, SnapshotScheduler
 from spark_sink.snapshot.selections import CollectionPatterns, ScopeGain
+from spark_sink.snapshot.signal_channels import SignalReceiver
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 from spark_sink.source.offsets import Offset
 from spark_sink.source.snapshot_tasks import tasks_of_queue

@@ -20,15 +20,15 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError, without_traceback
+from spark_sink.mongodb_sink.changes import WriteOptions, parse_write_options
 from spark_sink.options.snapshot_options import TASKS, custom_mode
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.typed_documents import TYPED_COLUMNS
-from spark_sink.sink.changes import WriteOptions, parse_write_options
 from spark_sink.source.schema import declared_schema, schema_for
 from spark_sink.stream.router_client import RouterClient
 
 if TYPE_CHECKING:
-    from spark_sink.sink.writers import MergerouterBatchWriter, MergerouterStreamWriter
+    from spark_sink.mongodb_sink.writers import MergerouterBatchWriter, MergerouterStreamWriter
     from spark_sink.source.readers import MergerouterBatchReader, MergerouterStreamReader
 
 FORMAT = "mergerouter"
@@ -105,7 +105,7 @@ class MergerouterDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> MergerouterBatchWriter:
         """Return the writer for one batch. Raises OptionError."""
         with without_traceback():
-            from spark_sink.sink.writers import MergerouterBatchWriter
+            from spark_sink.mongodb_sink.writers import MergerouterBatchWriter
 
             return MergerouterBatchWriter(schema, self._write_options(overwrite))
 
@@ -114,7 +114,7 @@ class MergerouterDataSource(DataSource):
     ) -> MergerouterStreamWriter:
         """Return the writer for one query. Raises OptionError."""
         with without_traceback():
-            from spark_sink.sink.writers import MergerouterStreamWriter
+            from spark_sink.mongodb_sink.writers import MergerouterStreamWriter
 
             return MergerouterStreamWriter(schema, self._write_options(overwrite))
 

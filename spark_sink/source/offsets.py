@@ -13,12 +13,11 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.event_planner import EventRange
 from spark_sink.dataclass_json import NewerVersionError, from_document, to_document
 from spark_sink.errors import StreamError
-from spark_sink.events.positions import Position, Token, after, time_of
+from spark_sink.events.positions import EventRange, Position, Token, after, time_of
 from spark_sink.options.scope import Scope
-from spark_sink.signals.snapshot_queue import SnapshotQueue
+from spark_sink.snapshot.queue import SnapshotQueue
 from spark_sink.snapshot.unread import CollectionTokens
 
 

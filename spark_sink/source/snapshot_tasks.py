@@ -12,8 +12,8 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import Position, Token, after, time_of
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
+from spark_sink.snapshot.queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.selections import EVERYTHING, Namespace, ScopeGain
 from spark_sink.source.task_rows import SnapshotTask, SourceEvent, Task, chunk_read
 

@@ -88,7 +88,7 @@ class Upsert:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MergePlan:
     """What a batch changes in a version.
 
     Args:
@@ -220,7 +220,7 @@ class CurrentTable:
         with self.log.clean_up():
             remove_staged(self.address, self._epoch)
 
-    def _plan(self, spark: SparkSession | None, upsert: Upsert) -> Plan:
+    def _plan(self, spark: SparkSession | None, upsert: Upsert) -> MergePlan:
         """Return what a batch changes. Tasks stage the rows that its DDL events move."""
         before, scope, changes = self.state, upsert.scope, upsert.changes
         ddl_events = tuple(sorted(map(ddl_event_of, changes.ddl)))
@@ -249,7 +249,7 @@ class CurrentTable:
         )
         state = replace(state, checksum=state.checksum - changes.removed)
         partitions = frozenset(name for each in moved for name in each.partitions)
-        return Plan(state, partitions, ranges, merges, fold)
+        return MergePlan(state, partitions, ranges, merges, fold)
 
     @property
     def _rewrites_all(self) -> bool:
@@ -273,7 +273,7 @@ class CurrentTable:
         return ChangeReport.total(run_tasks(spark, ChangeReport, tasks))
 
     def _merge(
-        self, spark: SparkSession | None, upsert: Upsert, plan: Plan
+        self, spark: SparkSession | None, upsert: Upsert, plan: MergePlan
     ) -> tuple[TableForm, list[tuple[Merge, MergeReport]]]:
         """Write the files of a plan, in tasks; return each merge with its report.
 
@@ -313,7 +313,7 @@ class CurrentTable:
     def _commit(
         self,
         upsert: Upsert,
-        plan: Plan,
+        plan: MergePlan,
         form: TableForm,
         written: Sequence[tuple[Merge, MergeReport]],
     ) -> None:

@@ -28,9 +28,9 @@ from spark_sink.jobs.job_tables import CURRENT
 from spark_sink.jobs.report.status import verified_line
 from spark_sink.jobs.table_commits import Findings
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.channels import send
-from spark_sink.signals.signal import EXECUTE
 from spark_sink.snapshot.plan import filter_of
+from spark_sink.snapshot.signal import EXECUTE
+from spark_sink.snapshot.signal_channels import send
 from spark_sink.tables.keyed_rows import EVENT
 from spark_sink.tables.state_files import newest_state
 from spark_sink.tables.table_state import TableState

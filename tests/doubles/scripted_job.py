@@ -19,14 +19,14 @@ from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.events.positions import AtTime
 from spark_sink.events.runs import run_of
 from spark_sink.folders import Folder
-from spark_sink.jobs.history.recovery import restore_checkpoint
+from spark_sink.jobs.history.restoration import restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_tables import dated_schema
 from spark_sink.jobs.table_commits import TableCommits, take_over
 from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
-from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue
+from spark_sink.snapshot.queue import BatchPart, SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch

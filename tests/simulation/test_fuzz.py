@@ -12,7 +12,7 @@ from bson import Int64, ObjectId, Timestamp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embedded.clients import Client
+from embedded.client import Client
 from router.commands.command import COMMANDS
 from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
 from shard_client.wire.connection import Connection

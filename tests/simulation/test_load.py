@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from embedded.clients import Client
+from embedded.client import Client
 from shard_client.errors import NetworkError
 from tests.simulation.driver import DriverCursor
 from tests.simulation.world import World, counted_get_mores, visit

@@ -8,7 +8,7 @@ from typing import Any
 from bson import Binary
 from bson.int64 import Int64
 
-from embedded.clients import Client
+from embedded.client import Client
 from embedded.cluster import EmbeddedCluster
 from embedded.mongod import Mongod
 from tests.simulation.trace import Trace

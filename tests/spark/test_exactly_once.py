@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from spark_sink import apply_changes, verify
 from spark_sink.errors import OptionError
-from spark_sink.signals.channels import send
+from spark_sink.snapshot.signal_channels import send
 from tests.spark.conftest import Shop
 from tests.spark.jobs import forget_last_commit
 from tests.spark.parquet_query import parquet_writer

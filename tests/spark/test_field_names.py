@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from spark_sink.debezium import to_debezium
 from spark_sink.events.slices import document_of, elements_of
-from spark_sink.jobs.history import recovery
+from spark_sink.jobs.history import restoration
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.verification.differences import differing_fields
@@ -88,7 +88,7 @@ def test_all_copies_of_documents_with_any_names_equal_the_collection(
     assert unequal(raw_copies(shop), collection) == {}
     assert differences(spark, shop, job) == NO_DIFFERENCE
     shutil.rmtree(job / "current")
-    recovery.rebuild_table(spark, JobFolder(str(job)))
+    restoration.rebuild_table(spark, JobFolder(str(job)))
     assert unequal(raw_rows(spark, job / "current"), collection) == {}
     plain = {key: bson.decode(document) for key, document in collection.items()}
     assert documents_of_messages(spark, shop, start) == plain
@@ -169,5 +169,5 @@ def test_a_document_that_an_event_does_not_tell_is_read_again(
     assert len(rows_of(tmp_path, "quarantine")) == len(found)
     assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
     shutil.rmtree(tmp_path / "current")
-    recovery.rebuild_table(spark, JobFolder(str(tmp_path)))
+    restoration.rebuild_table(spark, JobFolder(str(tmp_path)))
     assert unequal(raw_rows(spark, tmp_path / "current"), raw_documents(shop)) == {}

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from spark_sink import read_at
 from spark_sink.cli import job
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs.history import recovery
+from spark_sink.jobs.history import restoration
 from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.job_folder import JobFolder
 from tests.spark.conftest import DEPLOYMENTS, Shop
@@ -85,10 +85,10 @@ def test_all_tables_are_read_as_of_one_time_and_made_again(
     assert documents_in(read_at(spark, str(folder), text_of(newest))["current"]) == moments[-1][1]
     for number, (time, documents) in enumerate(moments[:2]):
         into = str(tmp_path / f"at{number}")
-        made = recovery.rebuild_table(spark, where, time, into)
+        made = restoration.rebuild_table(spark, where, time, into)
         assert documents_in(made.log.read(spark)) == documents
         with pytest.raises(OptionError, match="there is a table in"):
-            recovery.rebuild_table(spark, where, time, into)
+            restoration.rebuild_table(spark, where, time, into)
     assert not rows_of(folder, "quarantine")
 
 

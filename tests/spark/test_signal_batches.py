@@ -14,8 +14,8 @@ from bson.timestamp import Timestamp
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, Token, position_document
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.channels import SignalCollection, send
-from spark_sink.signals.signal import digest
+from spark_sink.snapshot.signal import digest
+from spark_sink.snapshot.signal_channels import SignalCollection, send
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.event_history import history_lost
 from tests.harness.until import wait_for

@@ -16,11 +16,11 @@ from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.jobs.failures import cause_of
-from spark_sink.sink.changes import (
+from spark_sink.mongodb_sink.changes import (
     WriteOptions,
     change_of_event,
 )
-from spark_sink.sink.writers import DocumentWriter, MergerouterBatchWriter, RowWriter
+from spark_sink.mongodb_sink.writers import DocumentWriter, MergerouterBatchWriter, RowWriter
 from tests.doubles.event_history import event_row
 from tests.spark.conftest import Shop
 from tests.spark.jobs import forget_last_commit

@@ -20,11 +20,11 @@ from spark_sink.options.snapshot_options import (
     SnapshotOptions,
 )
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot import reader as snapshot_reader
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.document_events import DocumentEvents
 from spark_sink.snapshot.plan import Chunk, SnapshotPlan
+from spark_sink.snapshot.queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.reader import ChunkRead, ChunkReader
 from spark_sink.snapshot.selections import CollectionPatterns
 from spark_sink.source.offsets import Offset

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from spark_sink import read_at
 from spark_sink.errors import OptionError
-from spark_sink.jobs.history import recovery
+from spark_sink.jobs.history import restoration
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import table_form
 from spark_sink.jobs.report.status import lines_of, status_of
@@ -179,13 +179,13 @@ def test_any_name_of_a_field_may_be_in_a_typed_table(
     assert read.columns == before.columns
     assert {row._id for row in read.where("_deleted").collect()} == {3}
     assert read.count() == 4
-    made = recovery.rebuild_table(spark, where, time, str(tmp_path / "restored"))
+    made = restoration.rebuild_table(spark, where, time, str(tmp_path / "restored"))
     assert made.log.count() == 4
 
     settings = DeltaTable(folder / "current").metadata().configuration
     shutil.rmtree(folder / "current")
-    assert recovery.lacks_current(where)
-    recovery.rebuild_table(spark, where)
+    assert restoration.lacks_current(where)
+    restoration.rebuild_table(spark, where)
     assert CurrentTable.existing(str(folder / "current")).log.read(spark).schema == before.schema
     assert DeltaTable(folder / "current").metadata().configuration == settings
     again = rows_of(folder)

@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import HistoryLostError
-from spark_sink.jobs.history.recovery import restore_checkpoint
+from spark_sink.jobs.history.restoration import restore_checkpoint
 from spark_sink.jobs.history.seeking import replace_lost_batch, seek
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery

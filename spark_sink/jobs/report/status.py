@@ -14,8 +14,8 @@ from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import CURRENT, QUARANTINE
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.typed_documents import RESCUED
-from spark_sink.signals.snapshot_queue import SnapshotQueue
 from spark_sink.snapshot.plan import Progress
+from spark_sink.snapshot.queue import SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog

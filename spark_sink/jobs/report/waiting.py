@@ -18,7 +18,7 @@ from spark_sink.jobs.job_tables import ALL_BATCHES, CURRENT
 from spark_sink.options.declared import argument
 from spark_sink.options.parsers import position
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.signal import LOG
+from spark_sink.snapshot.signal import LOG
 from spark_sink.snapshot.unread import unread_names
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.state_files import newest_state

@@ -21,11 +21,11 @@ from spark_sink import read_at
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import Folder
-from spark_sink.jobs.history.recovery import rebuild_table
+from spark_sink.jobs.history.restoration import rebuild_table
 from spark_sink.jobs.history.seeking import seek
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.options.scope import Scope
-from spark_sink.signals.channels import send
+from spark_sink.snapshot.signal_channels import send
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.verification.verify_job import verify_job

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from bson import Binary, Int64, Timestamp
 
-from embedded.clients import Client
+from embedded.client import Client
 from embedded.cluster import EmbeddedCluster
 
 LSID = {"id": Binary.from_uuid(UUID(int=1))}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from embedded.clients import Client
+from embedded.client import Client
 from embedded.errors import CommandError
 from embedded.mongod import Mongod
 from embedded.mongos.cluster_transactions import TransactionTable

@@ -51,7 +51,7 @@ def test_the_time_after_the_last_tick_of_a_second_is_the_next_second() -> None:
 
 
 def test_a_start_that_only_checks_its_options_imports_no_reader() -> None:
-    heavy = ("pyarrow", "spark_sink.source.readers", "spark_sink.sink.writers")
+    heavy = ("pyarrow", "spark_sink.source.readers", "spark_sink.mongodb_sink.writers")
     imported = f"print([m for m in {heavy} if m in sys.modules])"
     script = f"import sys, spark_sink.source.data_source; {imported}"
     done = subprocess.run(

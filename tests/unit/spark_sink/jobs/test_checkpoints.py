@@ -22,10 +22,10 @@ from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token, is_after, key_of
 from spark_sink.jobs.checkpoint import is_complete
 from spark_sink.jobs.history.point_in_time import versions_at
-from spark_sink.jobs.history.recovery import rebuild_table, restore_checkpoint
+from spark_sink.jobs.history.restoration import rebuild_table, restore_checkpoint
 from spark_sink.jobs.history.seeking import replace_lost_batch, seek
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.signals.snapshot_queue import SnapshotQueue
+from spark_sink.snapshot.queue import SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog

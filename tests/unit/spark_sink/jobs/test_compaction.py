@@ -17,7 +17,7 @@ from spark_sink.console import lines_of_job
 from spark_sink.jobs import compaction
 from spark_sink.jobs.compaction import compact_tables, compaction_beside
 from spark_sink.jobs.history.point_in_time import versions_at
-from spark_sink.jobs.history.recovery import rebuild_table
+from spark_sink.jobs.history.restoration import rebuild_table
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import CURRENT, NOTIFICATION_COLUMNS, NOTIFICATIONS
 from spark_sink.jobs.report.progress import printed_progress

@@ -12,14 +12,13 @@ import pytest
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.event_planner import EventRange
 from spark_sink.events.header import SNAPSHOT_END
-from spark_sink.events.positions import AtTime, after
+from spark_sink.events.positions import AtTime, EventRange, after
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
-from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
 from spark_sink.snapshot.plan import Mark, SnapshotPlan
+from spark_sink.snapshot.queue import SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.scheduler import SnapshotScheduler
 from spark_sink.snapshot.unread import token_in, unread_names
 from spark_sink.source.batch_planner import BatchPlanner, QueryOutput
 from spark_sink.source.offsets import Offset

@@ -15,8 +15,8 @@ from spark_sink.events.positions import AtTime, key_of
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_tables import MESSAGES
 from spark_sink.jobs.report.status import lines_of, status_of
-from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import Progress, SnapshotPlan
+from spark_sink.snapshot.queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.source.offsets import Offset
 
 

@@ -13,7 +13,7 @@ from spark_sink.jobs.job_query import job_options
 from spark_sink.jobs.job_source import JobStreamReader
 from spark_sink.jobs.task_writer import TaskTables
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue
+from spark_sink.snapshot.queue import BatchPart, SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.source.task_rows import SourceEvent
 

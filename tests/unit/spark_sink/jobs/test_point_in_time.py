@@ -19,11 +19,11 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.cli import job
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, Token
-from spark_sink.jobs.history import recovery
+from spark_sink.jobs.history import restoration
 from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.options.scope import Scope
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.selections import MissingDocuments, ScopeGain
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.delta_log import DeltaLog
@@ -92,8 +92,9 @@ def test_a_batch_that_leaves_out_events_is_no_version_of_a_time(folder: JobFolde
     append(folder, 5, Offset(AtTime(time(30)), sought=AtTime(time(20))), [row])
     assert versions_at(folder, time(29))[0] == 4
     with pytest.raises(StreamError, match="has left out the events from"):
-        recovery.rebuild_table(None, folder, time(21), f"{folder.address}/then")
-    assert recovery.rebuild_table(None, folder, time(19), f"{folder.address}/then").log.count() == 0
+        restoration.rebuild_table(None, folder, time(21), f"{folder.address}/then")
+    then = restoration.rebuild_table(None, folder, time(19), f"{folder.address}/then")
+    assert then.log.count() == 0
 
 
 def test_a_table_that_is_made_again_names_what_was_not_read_then(
@@ -121,7 +122,7 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
     append(folder, 1, Offset(AtTime(time(7)), scope), ends)
     append(folder, 2, Offset(AtTime(time(9)), scope), [change(9, "drop", "shop", "none")])
 
-    made = recovery.rebuild_table(None, folder, time(3), str(tmp_path / "then"))
+    made = restoration.rebuild_table(None, folder, time(3), str(tmp_path / "then"))
     unread = {("shop", "items"): token(2), ("shop", "late"): token(3), gained: token(3)}
     assert made.state.unread == unread
     monkeypatch.setattr("spark_sink.session.spark_session.job_session", lambda *_: nullcontext())
@@ -146,9 +147,9 @@ def test_no_table_is_made_of_a_bronze_that_has_lost_its_beginning(tmp_path: Path
             append(folder, 0, end, rows)
         told = pytest.raises(StreamError, match="does not have the snapshot any more")
         with told if is_refused else nullcontext():
-            recovery.rebuild_table(None, folder, time(5), str(tmp_path / f"{mode} then"))
+            restoration.rebuild_table(None, folder, time(5), str(tmp_path / f"{mode} then"))
         with told if is_refused else nullcontext():
-            recovery.rebuild_table(None, folder)
+            restoration.rebuild_table(None, folder)
 
 
 def test_a_table_that_is_made_again_quarantines_no_event_twice(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_a_table_that_is_made_again_quarantines_no_event_twice(tmp_path: Path) -
     )
     append(folder, 0, Offset(AtTime(time(9)), Scope("shop")), [update])
     for _ in range(2):  # as the table was made at first, and after it was lost
-        recovery.rebuild_table(None, folder)
+        restoration.rebuild_table(None, folder)
         assert DeltaTable(tmp_path / "quarantine").to_pyarrow_table()["token"].to_pylist() == [
             token(1)
         ]

@@ -25,8 +25,8 @@ from spark_sink.jobs.report.progress import (
     batch_progress,
 )
 from spark_sink.jobs.task_writer import TaskReport
-from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import Mark, Progress, SnapshotPlan
+from spark_sink.snapshot.queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.source.offsets import Offset
 from tests.doubles.query_progress import THROUGH, offset_at, progress
 

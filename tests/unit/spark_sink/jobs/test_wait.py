@@ -16,10 +16,10 @@ from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.report.waiting import position_to_reach, wait_until
-from spark_sink.signals.signal import digest
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
+from spark_sink.snapshot.queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.selections import MissingDocuments
+from spark_sink.snapshot.signal import digest
 from spark_sink.snapshot.unread import CollectionTokens
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable, Upsert

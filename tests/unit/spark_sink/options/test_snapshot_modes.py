@@ -10,10 +10,9 @@ import pytest
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.event_planner import EventRange
 from spark_sink.dataclass_json import from_json, to_json
 from spark_sink.errors import OptionError
-from spark_sink.events.positions import AtTime, FromNow, Position
+from spark_sink.events.positions import AtTime, EventRange, FromNow, Position
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import (
     POLICIES,
@@ -23,8 +22,8 @@ from spark_sink.options.snapshot_options import (
     custom_mode,
 )
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
+from spark_sink.snapshot.queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.source.batch_planner import BatchPlanner, QueryOutput
 from spark_sink.source.offsets import Offset
 from spark_sink.source.snapshot_tasks import tasks_of_queue

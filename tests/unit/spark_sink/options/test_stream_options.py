@@ -21,7 +21,7 @@ from spark_sink.events.positions import (
 from spark_sink.options.java_patterns import compiled, translation
 from spark_sink.options.scope import Scope, namespace_options
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.selections import CollectionPatterns
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offsets import Offset

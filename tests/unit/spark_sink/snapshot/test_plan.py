@@ -20,10 +20,10 @@ from pymongo.errors import OperationFailure
 
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import SnapshotOptions
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
-from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
 from spark_sink.snapshot.chunk_planner import CHUNK_BYTES, ChunkPlanner, _bound, _kind
 from spark_sink.snapshot.plan import Chunk, Mark, SnapshotPlan, bound_text, value_of
+from spark_sink.snapshot.queue import SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.scheduler import SnapshotScheduler
 from spark_sink.source.offsets import Offset
 
 MARK = Timestamp(100, 1)

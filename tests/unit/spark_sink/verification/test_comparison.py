@@ -23,9 +23,9 @@ from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.extended_json import canonical_json
-from spark_sink.signals.signal import signal_of
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
 from spark_sink.snapshot.selections import CollectionPatterns
+from spark_sink.snapshot.signal import signal_of
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.key_ranges import KeyRanges

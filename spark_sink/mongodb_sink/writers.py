@@ -30,7 +30,7 @@ from spark_sink.errors import OptionError, StreamError, without_traceback
 from spark_sink.events.apply_update import updated
 from spark_sink.events.slices import document_of, elements_of, fields_of
 from spark_sink.events.update_descriptions import PATHS
-from spark_sink.sink.changes import (
+from spark_sink.mongodb_sink.changes import (
     CELLS,
     Change,
     WriteOptions,

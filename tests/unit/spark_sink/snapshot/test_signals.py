@@ -10,16 +10,15 @@ import pytest
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.event_planner import EventRange
-from spark_sink.events.positions import AtTime, Position, key_of
+from spark_sink.events.positions import AtTime, EventRange, Position, key_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.channels import SignalCollection
-from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, signal_of
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
-from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
 from spark_sink.snapshot.plan import SnapshotCollection
+from spark_sink.snapshot.queue import SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.scheduler import SnapshotScheduler
 from spark_sink.snapshot.selections import MissingDocuments, ScopeGain
+from spark_sink.snapshot.signal import ReceivedSignal, SignalError, digest, signal_of
+from spark_sink.snapshot.signal_channels import SignalCollection
 from spark_sink.snapshot.unread import LostDocument
 from spark_sink.source.batch_planner import BatchPlanner, QueryOutput
 from spark_sink.source.offsets import Offset

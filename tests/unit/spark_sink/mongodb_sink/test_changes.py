@@ -6,7 +6,7 @@ import bson
 import pytest
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.sink.changes import (
+from spark_sink.mongodb_sink.changes import (
     Change,
     WriteOptions,
     change_of_event,

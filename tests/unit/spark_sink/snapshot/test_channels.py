@@ -7,8 +7,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from spark_sink.errors import StreamError
-from spark_sink.signals.channels import SignalFolder, send
-from spark_sink.signals.signal import digest
+from spark_sink.snapshot.signal import digest
+from spark_sink.snapshot.signal_channels import SignalFolder, send
 
 
 def received(folder: SignalFolder, *handled: str) -> list[tuple[str, bool]]:

@@ -20,7 +20,11 @@ from dataclasses import replace
 from bson.timestamp import Timestamp
 
 from spark_sink.events.positions import Position, position_document, time_of
-from spark_sink.signals.signal import (
+from spark_sink.snapshot.chunk_planner import ChunkPlanner
+from spark_sink.snapshot.plan import SnapshotCollection, SnapshotPlan
+from spark_sink.snapshot.queue import SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.selections import CollectionPatterns
+from spark_sink.snapshot.signal import (
     EXECUTE,
     LOG,
     PAUSE,
@@ -30,10 +34,6 @@ from spark_sink.signals.signal import (
     SignalError,
     signal_of,
 )
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
-from spark_sink.snapshot.chunk_planner import ChunkPlanner
-from spark_sink.snapshot.plan import SnapshotCollection, SnapshotPlan
-from spark_sink.snapshot.selections import CollectionPatterns
 
 REFUSAL = (
     "the query has a pipeline, whose stages work on events: start it with option snapshotFilters, "

@@ -16,7 +16,6 @@ from bson.timestamp import Timestamp
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.dataclass_json import tagged
 from spark_sink.events.positions import Position
-from spark_sink.signals.signal import SnapshotKind, digest
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.snapshot.selections import (
     EVERYTHING,
@@ -26,6 +25,7 @@ from spark_sink.snapshot.selections import (
     ScopeGain,
     Selection,
 )
+from spark_sink.snapshot.signal import SnapshotKind, digest
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 
 # Ids of processed signals that are kept.

@@ -16,14 +16,13 @@ import bson
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.event_planner import EventRange
-from spark_sink.events.positions import AtTime, Position, time_of
+from spark_sink.events.positions import AtTime, EventRange, Position, time_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
-from spark_sink.signals.channels import SignalReceiver, send
-from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
 from spark_sink.snapshot.plan import Chunk, value_of
+from spark_sink.snapshot.scheduler import SnapshotScheduler
 from spark_sink.snapshot.selections import ScopeGain
+from spark_sink.snapshot.signal_channels import SignalReceiver, send
 from spark_sink.source.batch_planner import BatchPlanner, QueryOutput
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
@@ -145,7 +144,7 @@ def test_no_end_of_a_snapshot_names_what_was_not_read(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_sink.source.batch_planner.ChunkPlanner", CountedDocuments)
-    monkeypatch.setattr("spark_sink.signals.channels._POLL_LOCAL", 0.0)
+    monkeypatch.setattr("spark_sink.snapshot.signal_channels._POLL_LOCAL", 0.0)
     query = Query(random.Random(seed), tmp_path)
     options = query.start(query.chance.choice(SCOPES))
     offset = Offset(options.start, options.scope)

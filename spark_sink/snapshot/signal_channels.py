@@ -21,9 +21,9 @@ from spark_sink.events.positions import AtTime, FromNow, Position, Token, after,
 from spark_sink.events.slices import CODEC, UNREADABLE
 from spark_sink.folders import Folder, is_local
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy, StreamOptions
-from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, parsed_json
-from spark_sink.signals.snapshot_queue import SnapshotQueue
-from spark_sink.signals.snapshot_scheduler import SIGNAL, SnapshotScheduler
+from spark_sink.snapshot.queue import SnapshotQueue
+from spark_sink.snapshot.scheduler import SIGNAL, SnapshotScheduler
+from spark_sink.snapshot.signal import ReceivedSignal, SignalError, digest, parsed_json
 from spark_sink.stream.event_stream import EventStream
 from spark_sink.stream.raw_replies import StreamCursor
 from spark_sink.stream.router_client import RouterClient
