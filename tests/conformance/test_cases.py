@@ -93,7 +93,7 @@ async def test_a_single_command_gets_the_recorded_answer(
     assert_same(dict(reply), workload.here(step["reply"]), varies=_DIFFERS)
 
 
-@pytest.mark.parametrize("name", CONVERSATIONS)
+@pytest.mark.parametrize("name", marked(CONVERSATIONS))
 async def test_a_conversation_gets_the_recorded_answers(
     raw: RawClient, cluster: TestCluster, workload: Workload, name: str
 ) -> None:
