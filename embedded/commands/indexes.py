@@ -1,4 +1,4 @@
-"""createIndexes, dropIndexes; listCollections and listDatabases.
+"""createIndexes, dropIndexes, listIndexes; listCollections and listDatabases.
 
 Source: docs/protocol.md#events (the events that these commands cause).
 """

@@ -107,9 +107,13 @@ class CursorReaper:
                 log.info("cursors killed late", member=member, killed=killed, given_up=given_up)
 
     async def _kill(self, left: deque[_Left]) -> int:
-        """Kill cursors of one member until it does not answer; return the number of answers."""
+        """Kill cursors of one member until one attempt fails; return the number killed.
+
+        The next call begins with another cursor: the member may have refused only this one.
+        """
         killed = 0
         while left and await left[0].cursor.kill(self._borrow, _TIMEOUT):
             left.popleft()
             killed += 1
+        left.rotate(-1)
         return killed

@@ -10,7 +10,7 @@ import structlog
 from bson.int64 import Int64
 
 from shard_client.cluster_clock import ClusterClock
-from shard_client.errors import CommandError, NetworkError, is_resumable
+from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Address, Connection, format_address
 
 log = structlog.get_logger()
@@ -45,10 +45,10 @@ class OpenCursor:
         )
 
     async def kill(self, borrow: Borrow, timeout: float) -> bool:
-        """Kill the cursor over a borrowed connection; return whether its member has answered.
+        """Kill the cursor over a borrowed connection; return False if that failed.
 
-        ``timeout``, in seconds, limits connecting, and then the wait for the reply. An error that
-        may pass is no answer; any other is, since the member would refuse the kill again.
+        ``timeout``, in seconds, limits connecting, and then the wait for the reply. A cursor that
+        no longer exists counts as killed.
         """
         database, _, collection = self.namespace.partition(".")
         command = {"killCursors": collection, "cursors": [Int64(self.cursor_id)]}
@@ -57,8 +57,8 @@ class OpenCursor:
                 await connection.command(database, command, timeout=timeout)
         except (CommandError, NetworkError) as error:
             member = format_address(self.address)
-            log.debug("cannot kill a cursor", member=member, error=str(error))
-            return isinstance(error, CommandError) and not is_resumable(error)
+            log.debug("cannot kill a cursor yet", member=member, error=str(error))
+            return False
         return True
 
 

@@ -58,7 +58,7 @@ class ReportInbox:
         return *self._socket.getsockname()[:2], self._word
 
     def read(self) -> list[ReadStats]:
-        """Return the reports of the batch; none unless all of its tasks have sent one."""
+        """Return the reports of the batch, once; none unless all of its tasks have sent one."""
         reports: list[ReadStats] = []
         for _ in range(_MAX_DATAGRAMS):
             if self._socket is None:
@@ -71,7 +71,8 @@ class ReportInbox:
                 continue
             if word == self._word:
                 reports.append(from_document(ReadStats, document))
-        return reports if len(reports) == self._tasks else []
+        expected, self._tasks = self._tasks, 0
+        return reports if len(reports) == expected else []
 
     def close(self) -> None:
         """Close the socket."""

@@ -12,12 +12,13 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from spark_sink.console import say
 from spark_sink.dataclass_json import NewerVersionError, from_json
-from spark_sink.errors import OptionError, SourceError, StreamError
+from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import ABOVE_ALL_TOKENS, key_of
 from spark_sink.folders import Folder, absolute, is_local
 from spark_sink.jobs.checkpoint import Checkpoint
@@ -79,11 +80,7 @@ class JobFolder:
         self.address = absolute(address)
         """The folder as a path or URI for Spark."""
         self._folder = Folder(address)
-        kept = absolute(checkpoint) if checkpoint else ""
-        with suppress(SourceError):  # a damaged record, which `record` reports
-            kept = kept or (self.record().checkpoint if self.exists else "")
-        self.checkpoint = Checkpoint(kept or f"{self.address}/checkpoint")
-        """Where the query keeps its offsets."""
+        self._chosen = absolute(checkpoint) if checkpoint else ""
 
     def table(self, name: str) -> str:
         """Return where a table is kept."""
@@ -94,11 +91,11 @@ class JobFolder:
         """Where signals are read from."""
         return f"{self.address}/signals"
 
-    @property
-    def _elsewhere(self) -> str:
-        """The folder of the checkpoint, for the record; empty for the one in the job's."""
-        inside = self.checkpoint.address == f"{self.address}/checkpoint"
-        return "" if inside else self.checkpoint.address
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """Where the query keeps its offsets. Raises OptionError for a damaged record."""
+        known = self._chosen or (self.record().checkpoint if self.exists else "")
+        return Checkpoint(known or f"{self.address}/checkpoint")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -109,7 +106,10 @@ class JobFolder:
         commit. Raises OptionError if another process has the lock, and OSError if the folder cannot
         be written.
         """
-        place = self.address if is_local(self.address) else self.checkpoint.address
+        place = self.address
+        if not is_local(place):
+            with suppress(OptionError):  # a damaged record, which `mend` writes again
+                place = self.checkpoint.address
         if not is_local(place):
             yield
             return
@@ -142,12 +142,14 @@ class JobFolder:
         With `once`, an earlier start may have begun the snapshot, but not finished it. Raises
         OptionError if the folder has a job that these options cannot continue.
         """
-        old, since = self.require_continues(record, once=once), ""
-        if (last := self.checkpoint.last_planned()) is not None:
+        old, checkpoint, since = self.require_continues(record, once=once), self.checkpoint, ""
+        if (last := checkpoint.last_planned()) is not None:
             is_known = old.options == record.options and old.since != ABOVE_ALL_TOKENS
             since = old.since if is_known else key_of(last.end.position)
-        kept = replace(record, cluster=record.cluster or old.cluster, columns=old.columns)
-        self._write(replace(kept, checkpoint=self._elsewhere, since=since))
+        inside = checkpoint.address == f"{self.address}/checkpoint"
+        address, cluster = "" if inside else checkpoint.address, record.cluster or old.cluster
+        started = replace(record, checkpoint=address, cluster=cluster, since=since)
+        self._write(replace(started, columns=old.columns))
 
     def _write(self, record: JobRecord) -> None:
         self._folder.write("job.json", json.dumps(asdict(record), indent=2))
@@ -193,7 +195,7 @@ class JobFolder:
         with suppress(OptionError):
             self.record()
             return
-        self._write(replace(record, checkpoint=self._elsewhere, since=ABOVE_ALL_TOKENS))
+        self._write(replace(record, checkpoint=self._chosen, since=ABOVE_ALL_TOKENS))
         say("job.json was damaged, and has the arguments of this start now")
 
     def _refuse(self, old: JobRecord, new: JobRecord, *, once: bool) -> None:

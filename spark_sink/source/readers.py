@@ -153,6 +153,7 @@ def _exit_on_sigterm() -> None:
     """
 
     def leave(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # another one would interrupt the closing
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - Spark has closed the connection
         sys.exit()
 

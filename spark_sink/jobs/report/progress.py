@@ -185,7 +185,9 @@ class ProgressReport:
             if batch is None:
                 continue
             self._reported = batch.number
-            batch = replace(batch, written=self._written.pop(batch.number, TaskReport()))
+            batch = replace(batch, written=self._written.get(batch.number, TaskReport()))
+            for number in [number for number in [*self._written] if number <= batch.number]:
+                del self._written[number]  # batches without rows are not reported
             say(str(batch))
             for listener in self._listeners:
                 listener.add(batch)
