@@ -16,7 +16,7 @@ _ANSWERED_BY_ALL = frozenset(
         "connectionStatus", "whatsmyuri",
     }
 )  # fmt: skip
-_READS = frozenset({"aggregate", "find", "count", "listCollections"})
+_READS = frozenset({"aggregate", "find", "count", "listCollections", "listIndexes"})
 
 
 class Elections:

@@ -13,7 +13,7 @@ from bson.errors import InvalidDocument
 
 from embedded.client import Client
 from embedded.errors import CommandError, ErrorCode, internal_error
-from embedded.storage.bson_values import Document
+from embedded.storage.bson_values import Document, without_dbrefs
 from shard_client.errors import ProtocolError
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import (
@@ -225,6 +225,10 @@ class _Connection(asyncio.Protocol):
 
     async def _answer_msg(self, message: Message, payload: OpMsg) -> None:
         command = payload.document()
+        if b"$ref\0" in payload.body or any(
+            b"$ref\0" in document for batch in payload.sequences.values() for document in batch
+        ):
+            command = without_dbrefs(command)
         database = command.pop("$db", None)
         if not isinstance(database, str) or not command:
             raise ProtocolError("an OP_MSG has no command or no $db")

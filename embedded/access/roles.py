@@ -41,6 +41,7 @@ _ON_DATABASES = {
     "dropIndexes": "dropIndex",
     "collMod": "collMod",
     "listCollections": "listCollections",
+    "listIndexes": "listIndexes",
     "collStats": "collStats",
     "dbStats": "dbStats",
 }

@@ -51,3 +51,11 @@ async def server_status(request: Request) -> Document:
         "metrics": {"cursor": {"open": {"total": Int64(len(mongod.cursors))}}},
         "oplog": {"entries": len(mongod.oplog)},
     }
+
+
+@command("getLog")
+async def get_log(request: Request) -> Document:
+    """Return an empty log."""
+    if request.command["getLog"] == "*":
+        return {"names": ["global", "startupWarnings"]}
+    return {"totalLinesWritten": 0, "log": []}

@@ -124,6 +124,15 @@ async def _listing(request: Request, ns: str, documents: list[Document]) -> Docu
     return await reply_with(request, ns, documents, size)
 
 
+@command("listIndexes")
+async def list_indexes(request: Request) -> Document:
+    """List a collection's indexes."""
+    collection = request.mongod.catalog.get(request.ns)
+    if collection is None:
+        raise namespace_not_found(f"ns does not exist: {request.ns}")
+    return await _listing(request, request.ns, list(collection.indexes.values()))
+
+
 @command("listCollections")
 async def list_collections(request: Request) -> Document:
     """List a database's collections and views."""

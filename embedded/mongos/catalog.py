@@ -181,6 +181,10 @@ class ClusterCatalog:
         prefix = f"{database}."
         return [self.collections[ns] for ns in sorted(self.collections) if ns.startswith(prefix)]
 
+    def holders(self, collection: ShardedCollection) -> list[Shard]:
+        """Return the shards that own chunks of a collection, in the order of ``shards``."""
+        return self.named(collection.chunks.shards)
+
     async def add_collection(self, collection: ShardedCollection, now: datetime) -> None:
         """Record a newly sharded collection."""
         self.collections[collection.namespace] = collection

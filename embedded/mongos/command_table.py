@@ -59,6 +59,7 @@ COMMANDS: dict[str, Handler] = {
     "dropIndexes": ddl.modify,
     "collMod": ddl.modify,
     "listCollections": reads.list_collections,
+    "listIndexes": reads.list_indexes,
     "endSessions": sessions.end_sessions,
     "killSessions": sessions.end_sessions,
     "serverStatus": diagnostics.server_status,

@@ -14,7 +14,7 @@ from embedded.storage.bson_values import Document
 _LONGEST_WAIT = 60.0
 
 ON_CONFIG_SERVER = (
-    "ping", "buildInfo", "buildinfo", "whatsmyuri", "startSession",
+    "ping", "buildInfo", "buildinfo", "whatsmyuri", "getLog", "startSession",
     "refreshSessions", "saslStart", "saslContinue", "logout", "connectionStatus", "createUser",
     "dropUser", "usersInfo",
 )  # fmt: skip

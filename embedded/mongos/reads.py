@@ -5,7 +5,7 @@ from typing import Any
 
 from embedded.change_streams.user_stages import UserStages
 from embedded.cursors import FIRST_BATCH, ListCursor
-from embedded.errors import CommandError, ErrorCode
+from embedded.errors import CommandError, ErrorCode, namespace_not_found
 from embedded.mongos.request import Placement, RoutedRequest
 from embedded.mongos.shards import Shard
 from embedded.mongos.targeting import targets_of_filter
@@ -217,6 +217,23 @@ async def list_collections(request: RoutedRequest) -> Document:
     reply = await request.send(primary, request.as_sent(without=["cursor"]))
     size = request.command.get("cursor", {}).get("batchSize")
     return await open_cursor(request, namespace, reply["cursor"]["firstBatch"], size)
+
+
+async def list_indexes(request: RoutedRequest) -> Document:
+    """List a collection's indexes.
+
+    Raises:
+        CommandError: 26 NamespaceNotFound.
+    """
+    async with request.placement() as placement:
+        if placement is None:
+            raise namespace_not_found(f"ns does not exist: {request.namespace}")
+        shard = placement.primary
+        if placement.sharded is not None:
+            shard = request.catalog.holders(placement.sharded)[0]
+        reply = await request.send(shard, request.as_sent(without=["cursor"]))
+    size = request.command.get("cursor", {}).get("batchSize")
+    return await open_cursor(request, request.namespace, reply["cursor"]["firstBatch"], size)
 
 
 async def list_databases(request: RoutedRequest) -> Document:

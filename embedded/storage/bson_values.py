@@ -4,6 +4,7 @@ from collections.abc import Hashable
 from struct import pack
 from typing import Any, cast
 
+from bson.dbref import DBRef
 from bson.int64 import Int64
 from bson.objectid import ObjectId
 
@@ -19,6 +20,17 @@ def copied(value: Any) -> Any:
         return {name: copied(item) for name, item in value.items()}
     if isinstance(value, list):
         return [copied(item) for item in value]
+    return value
+
+
+def without_dbrefs(value: Any) -> Any:
+    """Return ``value`` with DBRefs as the subdocuments that they are in BSON."""
+    if isinstance(value, DBRef):
+        return {name: without_dbrefs(item) for name, item in value.as_doc().items()}
+    if isinstance(value, dict):
+        return {name: without_dbrefs(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [without_dbrefs(item) for item in value]
     return value
 
 
