@@ -11,6 +11,7 @@ import pymongo
 from bson.timestamp import Timestamp
 
 from spark_sink.debezium.options import MessageOptions
+from tests.conformance.streams import next_tick, now
 from tests.debezium import messages
 from tests.debezium.comparison import differences
 from tests.debezium.engine import PREFIX, DebeziumEngine, Message
@@ -101,7 +102,7 @@ class _Seed:
         documents = messages.of_documents(mongos, work.databases, options)
         with self._engine(mongos, {"snapshot.mode": "initial"}) as engine:
             snapshot = len(engine.messages_until(_is_last_of_snapshot))
-            start = _after(client)
+            start = next_tick(now(client))
             work.run(steps // 2)
             if self._large:
                 work.write_large()
@@ -192,12 +193,6 @@ def _options(chance: Random) -> tuple[MessageOptions, dict[str, str]]:
 def _no_snapshot(start: Timestamp) -> dict[str, str]:
     at = str(start.time << 32 | start.inc)
     return {"snapshot.mode": "no_data", "capture.start.op.time": at}
-
-
-def _after(client: pymongo.MongoClient[Any]) -> Timestamp:
-    """Return a cluster time after all events up to now."""
-    time: Timestamp = client.admin.command("ping")["$clusterTime"]["clusterTime"]
-    return Timestamp(time.time, time.inc + 1)
 
 
 def _is_last_of_snapshot(message: Message) -> bool:
