@@ -208,7 +208,7 @@ class ServerChecks:
             else:
                 config = replace(await self._check(config, needs), oldest=None)
             if not listed.hosts and config.severity in ("ok", "warning"):
-                no_shards = [Check("config server", severity="fatal", text=_NO_SHARDS)]
+                no_shards = [Check("config.shards", severity="fatal", text=_NO_SHARDS)]
         at_once = asyncio.Semaphore(_MOST_AT_ONCE)
 
         async def check(target: str) -> Check:
