@@ -1,6 +1,7 @@
 """A job's tables stay right when collections are moved and resharded, and after a seek."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_a_moved_database_and_other_shard_keys_leave_the_tables_right(
         shop.orders.update_many({}, {"$set": {"text": "refined"}})
         reshard(cluster, shop, {"n": 1})
         shop.orders.update_many({}, {"$set": {"text": "resharded"}})
-    _swap_sharded(shop, orders)
+    _swap_sharded(shop, orders, cluster.shards)
     if isinstance(cluster, RealCluster):  # the embedded cluster lacks both
         database.items.aggregate([{"$out": "copy"}])
         database.items.aggregate([{"$out": "copy"}])
@@ -62,11 +63,14 @@ def test_a_moved_database_and_other_shard_keys_leave_the_tables_right(
     assert rows_of(tmp_path, "quarantine") == []
 
 
-def _swap_sharded(shop: Shop, namespace: str) -> None:
+def _swap_sharded(shop: Shop, namespace: str, shards: Iterable[str]) -> None:
     """Rename a collection with chunks on both shards over another one; both shards report it."""
     built = f"{shop.database}.built"
     admin = shop.client.admin
-    admin.command("shardCollection", built, key={"_id": "hashed"})
+    admin.command("shardCollection", built, key={"_id": 1})
+    admin.command("split", built, middle={"_id": 15})
+    for first, shard in zip((0, 15), sorted(shards), strict=False):
+        admin.command("moveChunk", built, find={"_id": first}, to=shard)
     fill(shop, "built", 0, 30)
     admin.command("renameCollection", built, to=namespace, dropTarget=True)
     shop.orders.update_many({}, {"$set": {"n": 1}})
