@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
+from router.admin.formatting import in_bytes
 from router.admin.metrics import ROWS, Row
-from router.admin.words import in_bytes
 from router.commands import fail_points  # noqa: F401 - adds its command
 from router.commands.command import COMMANDS
 from router.config.command_line import FLAGS, SETTINGS

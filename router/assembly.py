@@ -22,7 +22,6 @@ from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
 from router.catalog.version import ClusterVersion
-from router.client_limits import FOR_FEEDS, supported_connections
 from router.commands.serving_process import (
     NOW,
     ServerDescription,
@@ -30,9 +29,10 @@ from router.commands.serving_process import (
 )
 from router.config.settings import Settings, settings_of_streams
 from router.config.tracing import SpanExport
+from router.counters.loads import measure_lag
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort
-from router.measures.loads import measure_lag
+from router.limits.client_limits import FOR_FEEDS, supported_connections
 from router.peers.peers import Peers
 from router.server.listener import Listener
 from router.stream.open_streams import OpenStreams

@@ -156,9 +156,9 @@ def _serve(settings: Settings) -> None:
     import uvloop
 
     from router.allocator import collect_less_often, keep_freed_memory
-    from router.client_limits import raise_descriptor_limit
     from router.config.log_lines import configure_logging
-    from router.process import WrongServersError, run_until_signalled
+    from router.limits.client_limits import raise_descriptor_limit
+    from router.run import WrongServersError, run_until_signalled
     from router.workers.supervisor import WorkerFailedError
     from shard_client.errors import plain_text
 

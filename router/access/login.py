@@ -18,7 +18,7 @@ from router.access.users import Users
 from router.catalog.cluster import Cluster
 from router.catalog.server_link import ServerLink
 from router.catalog.upstream import CatalogPrimary
-from router.client_limits import ClientLimits
+from router.limits.client_limits import ClientLimits
 from router.limits.fair_limit import FairLimit
 from router.privileges import User, UserName
 from router.request.field_checks import missing_field

@@ -20,7 +20,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from router.admin.router_status import RouterStatus
-from router.stream.remote import REASONS
+from router.stream.remotes.remote import REASONS
 
 _PREFIX: Final = "mergerouter_"
 

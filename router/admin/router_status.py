@@ -8,7 +8,7 @@ from typing import Any
 
 from router.commands.process_status import process_status
 from router.commands.serving_process import ServingProcess
-from router.measures.sums import sum_statuses
+from router.counters.status_sums import sum_statuses
 from router.request.shard_commands import CONFIG
 
 

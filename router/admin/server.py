@@ -14,10 +14,10 @@ from aiohttp.http import HttpProcessingError
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from router.accepting_port import AcceptingPort
+from router.admin.formatting import in_bytes, in_rate, in_reason, in_scope, in_wait, in_words
 from router.admin.metrics import exposition
 from router.admin.router_status import Collect
 from router.admin.status_view import SAMPLE_INTERVAL, History, sample_of, status_view
-from router.admin.words import in_bytes, in_rate, in_reason, in_scope, in_wait, in_words
 from router.config.settings import Net
 from router.limits.connection_limit import ConnectionLimit
 from router.tls.certificates import Certificates

@@ -20,7 +20,7 @@ from router.privileges import STREAM_ACTIONS, WHOLE, User, stream_resource
 from router.request.field_checks import api_parameters
 from router.request.recognition import MOST_STAGES, explained, is_change_stream
 from router.request.stream_request import StreamRequest, check_database, parse_request, target_of
-from router.stream.log_reader import Batch
+from router.stream.readers.log_reader import Batch
 from shard_client.bson.values import ARRAY, STRING, type_name
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.bson_slices import Element, cut_document, find, iter_elements, string_value

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from bson.timestamp import Timestamp
 
 from router.bson_text import LONGEST, shortened
-from router.stream.log_reader import Batch
+from router.stream.readers.log_reader import Batch
 from shard_client.bson.values import BOOLEAN
 from shard_client.errors import NOT_PRIMARY_CODES, CommandError, ErrorCode
 from shard_client.remote_cursor.cursor_reply import heads_size

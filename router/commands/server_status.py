@@ -16,7 +16,7 @@ from router.commands.command import UNKNOWN, answers
 from router.commands.other_workers import ask_other_workers
 from router.commands.reply_bodies import Answer
 from router.commands.serving_process import Counters, ServingProcess
-from router.measures.sums import sum_statuses
+from router.counters.status_sums import sum_statuses
 from shard_client.wire.connection import format_address
 
 _MOST_USERS = 100

@@ -14,12 +14,12 @@ from router.catalog.cluster import Cluster
 from router.catalog.server_checks import ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos
 from router.catalog.version import ServerIdentity
-from router.client_limits import ClientLimits
 from router.commands.job_reports import JobReports
 from router.commands.reply_bodies import without_state_change
 from router.commands.topology_version import TopologyVersion
 from router.config.settings import Settings
 from router.cursors.registry import CursorRegistry
+from router.limits.client_limits import ClientLimits
 from router.peers.peers import Peers
 from router.tls.certificates import Certificates
 from shard_client.cluster_clock import ClusterClock, is_signed

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Final, Self
 import yaml
 from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
-from router.client_limits import ClientLimits, Network, supported_connections
 from router.config.problems import Section, comma_separated, fields, nearest
 from router.config.security import Security
 from router.config.tls import Mode, Tls
 from router.config.tracing import Tracing
+from router.limits.client_limits import ClientLimits, Network, supported_connections
 from router.parameter import fields_set_by, milliseconds, parameter, parameters_of
 from router.peers.cursor_ids import MOST_WORKERS
 from router.stream_settings import StreamSettings

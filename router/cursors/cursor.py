@@ -10,7 +10,7 @@ from router.limits.cursor_admission import Admitted
 from router.lookup.completing_reader import CompletingReader
 from router.privileges import User
 from router.stream.client_reader import ClientReader
-from router.stream.log_reader import Batch
+from router.stream.readers.log_reader import Batch
 from router.stream.running_stream import RunningStream
 from shard_client.errors import CommandError, ErrorCode
 

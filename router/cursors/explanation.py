@@ -10,7 +10,7 @@ from router.catalog.cluster_time import connections_to
 from router.lookup.pushdown import UPDATE_LOOKUP, LookupPlan
 from router.request.shard_commands import shard_command
 from router.request.stream_request import StreamRequest
-from router.stream.merged_stream import only_shard
+from router.stream.merge.merged_stream import only_shard
 from router.stream.open_streams import OpenStreams
 from shard_client.bson.resume_token import next_tick
 from shard_client.replica_set.replica_set import ReadPreference

@@ -21,8 +21,8 @@ from router.lookup.upstream_reads import Lend, UpstreamReads
 from router.privileges import User
 from router.request.stream_request import StreamRequest
 from router.stream.client_reader import ClientReader
-from router.stream.log_reader import Batch
 from router.stream.open_streams import OpenStreams
+from router.stream.readers.log_reader import Batch
 from router.stream.running_stream import RunningStream
 from router.tasks import shutting_down
 from shard_client.bson.resume_token import cluster_seconds_of, cluster_time_of

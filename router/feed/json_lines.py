@@ -12,7 +12,7 @@ from bson import json_util
 from bson.json_util import JSONOptions
 
 from router.request.gradual_decoding import PIECE_SIZE, decode_run, pieces
-from router.stream.event_log import cut
+from router.stream.merge.event_log import cut
 from shard_client.bson.values import ARRAY, DOCUMENT
 from shard_client.wire.documents import LENIENT, decode
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from router.client_limits import Network
+from router.limits.client_limits import Network
 
 log = structlog.get_logger(component="NETWORK")
 

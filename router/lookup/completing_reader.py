@@ -8,17 +8,17 @@ import anyio
 
 from router.limits.cursor_admission import Quota
 from router.limits.memory import Holding, Memory
+from router.lookup.event_splitting import split, whole_events
 from router.lookup.events import Lookup, has_updates, lookup_of, with_document
 from router.lookup.find_documents import Found, find_documents
-from router.lookup.fragments import split, whole_events
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.lookup.user_stages import Transformed, UserStages
 from router.request.resume_point import ResumePoint
 from router.stream.client_reader import ClientReader
-from router.stream.event_log import ELEMENT_OVERHEAD, cut
-from router.stream.log_reader import Batch
+from router.stream.merge.event_log import ELEMENT_OVERHEAD, cut
 from router.stream.open_streams import OpenStreams
+from router.stream.readers.log_reader import Batch
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import token_key, token_of
 

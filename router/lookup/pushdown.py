@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from router.request.event_conditions import early_part
-from router.request.start import AfterToken
+from router.request.start_options import AfterToken
 from router.request.stream_request import StreamRequest
 from shard_client.bson.resume_token import ResumeToken
 

@@ -9,7 +9,7 @@ from bson.timestamp import Timestamp
 
 from router.bson_text import render
 from router.request.event_conditions import leaves_alone
-from router.request.start import AfterToken
+from router.request.start_options import AfterToken
 from router.request.stream_request import StreamRequest
 from shard_client.bson.keystring import encode_integer
 from shard_client.bson.resume_token import (

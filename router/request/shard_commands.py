@@ -10,7 +10,7 @@ from bson.timestamp import Timestamp
 
 from router.request.accepted import CHANGE_STREAM, stage_name
 from router.request.event_conditions import early_part
-from router.request.start import STARTS
+from router.request.start_options import STARTS
 from router.request.stream_request import StreamRequest
 from shard_client.bson.resume_token import cluster_time_of, is_invalidate, next_tick
 from shard_client.remote_cursor.cursor_reply import token_key

@@ -18,7 +18,7 @@ from router.request.accepted import (
     unknown_in,
 )
 from router.request.field_checks import as_int64
-from router.request.start import STARTS, AfterToken, Start, parse_start
+from router.request.start_options import STARTS, AfterToken, Start, parse_start
 from shard_client.errors import CommandError, ErrorCode
 
 

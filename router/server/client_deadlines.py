@@ -1,6 +1,6 @@
 """The deadlines of one client, without I/O: its first message, each message, its login."""
 
-from router.client_limits import ClientLimits
+from router.limits.client_limits import ClientLimits
 from router.server.incoming import Incoming
 
 

@@ -4,9 +4,9 @@ import asyncio
 from contextlib import ExitStack
 from typing import Final
 
-from router.client_limits import ClientLimits
 from router.commands.call import Client
 from router.commands.serving_process import Counters
+from router.limits.client_limits import ClientLimits
 from router.limits.fair_limit import FairLimit
 from router.limits.turns import MILLISECOND, Turns
 from router.server.client_message import ClientMessage, read_message, uncompressed_size

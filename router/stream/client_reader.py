@@ -13,14 +13,14 @@ from router.catalog.collection_kind import may_be_view
 from router.limits.cursor_admission import Quota
 from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
-from router.stream.log_reader import Batch, LogReader
+from router.stream.merge.shard_membership import ShardSpan
 from router.stream.open_streams import OpenStreams
+from router.stream.readers.log_reader import Batch, LogReader
+from router.stream.readers.views import PartialView
+from router.stream.readers.waiting_readers import Waiter, complete
 from router.stream.running_stream import RunningStream
-from router.stream.shard_membership import ShardSpan
 from router.stream.sharing import Candidates
 from router.stream.sources import ALWAYS, Source
-from router.stream.views import PartialView
-from router.stream.waiting_readers import Waiter, complete
 from shard_client import spans
 from shard_client.bson.resume_token import TIME_DIGITS, cluster_time_of, is_high_water_mark
 from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode

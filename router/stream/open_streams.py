@@ -13,15 +13,15 @@ from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.catalog.cluster_time import ClusterTimeFetcher
+from router.counters.loads import MemberLoads
 from router.limits.cursor_admission import Admission, Quota
 from router.limits.memory import Memory
-from router.measures.loads import MemberLoads
 from router.request.stream_request import StreamRequest
-from router.stream.merged_stream import MergedStream
-from router.stream.noop_writer import NoOpWriter
-from router.stream.remotes import StreamResources
+from router.stream.merge.merged_stream import MergedStream
+from router.stream.merge.shard_membership import ShardSpan
+from router.stream.remotes.noop_writer import NoOpWriter
+from router.stream.remotes.open_remotes import StreamResources
 from router.stream.running_stream import CLOSED, RunningStream
-from router.stream.shard_membership import ShardSpan
 from router.stream.sharing import SharingPolicy
 from router.stream_settings import StreamSettings
 from router.tasks import AwaitedTasks, result_of, shutting_down

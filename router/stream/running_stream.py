@@ -16,14 +16,14 @@ from router.bson_text import render, shortened
 from router.limits.cursor_admission import Admitted
 from router.limits.memory import Holding
 from router.request.stream_request import StreamRequest
-from router.stream.fan_out import FanOut
-from router.stream.flow_control import FlowControl
-from router.stream.log_reader import Batch, LogReader
-from router.stream.merged_stream import MergedStream
-from router.stream.read_scheduler import ReadScheduler
-from router.stream.remote import Remote
-from router.stream.remotes import Remotes, StreamResources
-from router.stream.waiting_readers import Waiter, WaitingReaders, complete
+from router.stream.merge.merged_stream import MergedStream
+from router.stream.readers.fan_out import FanOut
+from router.stream.readers.log_reader import Batch, LogReader
+from router.stream.readers.waiting_readers import Waiter, WaitingReaders, complete
+from router.stream.remotes.flow_control import FlowControl
+from router.stream.remotes.open_remotes import OpenRemotes, StreamResources
+from router.stream.remotes.read_scheduler import ReadScheduler
+from router.stream.remotes.remote import Remote
 from router.tasks import AwaitedTasks, result_of
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.errors import CommandError, ErrorCode
@@ -76,10 +76,10 @@ class RunningStream:
         self._flow = flow = FlowControl(
             settings, resources.memory, is_filtered=lambda: self.fan_out.readers > 0
         )
-        self._remotes = remotes = Remotes(
+        self._remotes = remotes = OpenRemotes(
             request, merged, resources, self.start, self.batch_arrived, self.remote_failed
         )
-        self._read_scheduler = ReadScheduler(merged, remotes, self.waiting, flow, resources)
+        self._read_scheduler = ReadScheduler(merged, remotes, flow, resources)
         self._tasks = AwaitedTasks()
         """The tasks that read and close remotes, or watch for shards that have left."""
         self._draining: asyncio.Task[None] | None = None
@@ -349,7 +349,8 @@ class RunningStream:
         self._remotes.follow_merge()
         if remote.topology and self.merged.membership.draining and self._draining is None:
             self._draining = self.start("watch draining shards", self._watch_draining)
-        self._read_scheduler.batch_arrived(remote, batch, now, opening=not self.has_opened)
+        waited_for = self.waiting.has_readers or not self.has_opened
+        self._read_scheduler.batch_arrived(remote, batch, now, waited_for=waited_for)
         if not self._opened.done() and all(each.in_merge.has_replied for each in self._remotes):
             self._become_open()
         self.waiting.batch_merged()

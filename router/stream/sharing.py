@@ -15,7 +15,7 @@ import structlog
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
 from router.request.stream_request import StreamRequest
-from router.stream.fan_out import Traffic
+from router.stream.readers.fan_out import Traffic
 from router.stream.sources import (
     ALWAYS,
     AUTO,

@@ -7,8 +7,8 @@ from typing import Final
 
 from router.filters.stream_filter import StreamFilter
 from router.request.stream_request import StreamRequest
-from router.stream.fan_out import FanOut
-from router.stream.views import Namespace, View
+from router.stream.readers.fan_out import FanOut
+from router.stream.readers.views import Namespace, View
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 _MODES: Final = (AUTO, ALWAYS, NEVER)

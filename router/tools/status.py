@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from router.admin.words import in_bytes, in_rate, in_reason, in_wait, in_words
+from router.admin.formatting import in_bytes, in_rate, in_reason, in_wait, in_words
 from router.config.command_line import Refusal, file_problem
 from shard_client.errors import plain_text
 

@@ -12,7 +12,7 @@ from unittest import mock
 from router import cli
 from router.stream import sharing
 from router.stream.client_reader import ClientReader
-from router.stream.log_reader import Batch
+from router.stream.readers.log_reader import Batch
 from router.stream.sources import Source, wider_streams
 
 _chance = Random(1)

@@ -10,13 +10,13 @@ from typing import Any
 import bson
 from bson.timestamp import Timestamp
 
+from router.counters.loads import MemberLoads
 from router.cursors.cursor import Owner
 from router.limits.cursor_admission import Admission
 from router.limits.memory import Memory
-from router.measures.loads import MemberLoads
 from router.privileges import User
 from router.request.stream_request import StreamRequest
-from router.stream.log_reader import Batch
+from router.stream.readers.log_reader import Batch
 from router.stream_settings import StreamSettings
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError

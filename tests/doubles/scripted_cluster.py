@@ -13,9 +13,9 @@ from router.cursors.cursor import MergedCursor, Owner
 from router.cursors.registry import CursorRegistry
 from router.lookup.upstream_reads import Lend
 from router.request.stream_request import StreamRequest, parse_request
-from router.stream.log_reader import Batch
-from router.stream.noop_writer import NoOpWriter
 from router.stream.open_streams import OpenStreams
+from router.stream.readers.log_reader import Batch
+from router.stream.remotes.noop_writer import NoOpWriter
 from router.stream_settings import StreamSettings
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember

@@ -170,7 +170,7 @@ def commands() -> list[Message]:
             path.chmod(0o644 if name == "open" else 0o600)
         # Each command has a process of its own, forked from one that has imported all commands.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__, "router.process", "spark_sink.running"])
+        context.set_forkserver_preload([__name__, "router.run", "spark_sink.running"])
         with ProcessPoolExecutor(2, context, max_tasks_per_child=1) as processes:
             return [*processes.map(functools.partial(run, folder), COMMANDS)]
 

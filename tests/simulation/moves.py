@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from random import Random
 from unittest import mock
 
-from router.stream import fan_out, sharing
+from router.stream import sharing
 from router.stream.client_reader import ClientReader
+from router.stream.readers import fan_out
 from router.stream.sharing import SharingDemand
 from router.stream.sources import Source
 

@@ -33,7 +33,7 @@ _PATH = ("router.stream", "router.filters", "router.cursors.cursor", "router.req
 
 _OFF_THE_PATH = frozenset(
     {
-        "flow_control", "match_compiler", "noop_writer", "read_scheduler",
+        "flow_control", "match_compiler", "noop_writer", "read_scheduler", "remote_progress",
     }
 )  # fmt: skip
 """Modules of these packages that are not: they begin streams, or pace the reading of shards."""
@@ -181,7 +181,7 @@ def modules_of_the_path() -> tuple[ModuleType, ...]:
     found, unseen = [], set(_OFF_THE_PATH)
     for package in _PATH:
         path = getattr(importlib.import_module(package), "__path__", ())
-        inner = pkgutil.iter_modules(path, f"{package}.")
+        inner = pkgutil.walk_packages(path, f"{package}.")
         for name in [each.name for each in inner] or [package]:
             own = name.rpartition(".")[2]
             unseen.discard(own)

@@ -9,12 +9,12 @@ from bson.timestamp import Timestamp
 
 from router.request.resume_point import ResumePoint
 from router.request.shard_commands import progress_command
-from router.stream import remotes
-from router.stream.log_reader import Batch, LogReader
-from router.stream.merged_stream import MergedStream
-from router.stream.merger import Merger
-from router.stream.shard_membership import Membership
-from router.stream.views import View
+from router.stream.merge.merged_stream import MergedStream
+from router.stream.merge.merger import Merger
+from router.stream.merge.shard_membership import Membership
+from router.stream.readers.log_reader import Batch, LogReader
+from router.stream.readers.views import View
+from router.stream.remotes import open_remotes
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Event
 from shard_client.remote_cursor.progress_cursor import ProgressCursor
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
@@ -160,7 +160,7 @@ def _probe_sees_less() -> Iterator[None]:
         nothing = {"$match": {"operationType": "nothing"}}
         return found, {**probe, "pipeline": [*probe["pipeline"], nothing]}
 
-    with mock.patch.object(remotes, "progress_command", narrowed):
+    with mock.patch.object(open_remotes, "progress_command", narrowed):
         yield
 
 

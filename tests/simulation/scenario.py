@@ -12,7 +12,7 @@ from unittest import mock
 from embedded.cluster import EmbeddedCluster
 from embedded.mongod import Mongod
 from router.config.settings import settings_of_streams
-from router.stream import event_log, merger
+from router.stream.merge import event_log, merger
 from router.stream_settings import StreamSettings
 from tests.simulation.audit import Audit
 from tests.simulation.faults import Faults

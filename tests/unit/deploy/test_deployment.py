@@ -46,7 +46,7 @@ def settings_of(
     async def run(given: Settings) -> None:
         served.append(given)
 
-    monkeypatch.setattr("router.process.run_until_signalled", run)
+    monkeypatch.setattr("router.run.run_until_signalled", run)
     app = typer.Typer()
     app.command()(cli.serve)
     result = CliRunner(env={"COLUMNS": "200", **environment}).invoke(app, arguments)

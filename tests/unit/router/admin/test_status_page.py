@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from router.admin.formatting import in_bytes
 from router.admin.router_status import RouterStatus, collect_own
 from router.admin.status_view import History, Sample, status_view
-from router.admin.words import in_bytes
 from router.commands.job_reports import JobReport
 from router.config.log_lines import RECENT
 from tests.drivers.download_cache import DownloadError

@@ -26,7 +26,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Settings]]:
     async def run(given: Settings) -> None:
         settings.append(given)
 
-    monkeypatch.setattr("router.process.run_until_signalled", run)
+    monkeypatch.setattr("router.run.run_until_signalled", run)
     yield settings
     structlog.reset_defaults()
 
@@ -116,7 +116,7 @@ def test_a_port_in_use_ends_with_a_message_and_mongos_s_status(
     async def fail(_settings: Settings) -> None:
         raise OSError("address in use")
 
-    monkeypatch.setattr("router.process.run_until_signalled", fail)
+    monkeypatch.setattr("router.run.run_until_signalled", fail)
     result = invoke("--configdb", "cfg/a:1")
     assert result.exit_code == 48
     assert "address in use" in result.output

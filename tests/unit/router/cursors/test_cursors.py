@@ -11,7 +11,7 @@ from bson import Timestamp
 from router.config.settings import Parameters, settings_of_streams
 from router.cursors.registry import CursorRegistry, DepartedClients
 from router.parameter import parameters_of
-from router.stream.log_reader import Batch
+from router.stream.readers.log_reader import Batch
 from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import CommandError

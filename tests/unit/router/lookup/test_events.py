@@ -9,6 +9,7 @@ from bson import Timestamp
 from bson.binary import Binary
 from bson.raw_bson import RawBSONDocument
 
+from router.lookup.event_splitting import MAX_WHOLE_BYTES, split, whole_events
 from router.lookup.events import (
     MAX_EVENT_BYTES,
     _lookup_by_scanning,
@@ -16,7 +17,6 @@ from router.lookup.events import (
     lookup_of,
     with_document,
 )
-from router.lookup.fragments import MAX_WHOLE_BYTES, split, whole_events
 from router.lookup.keys import DocumentKey
 from router.request.resume_point import ResumePoint
 from shard_client.bson.resume_token import ResumeToken

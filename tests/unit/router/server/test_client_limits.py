@@ -14,8 +14,8 @@ import bson
 import pytest
 
 from router.catalog.upstream import UpstreamMongos
-from router.client_limits import ClientLimits, supported_connections
 from router.config.settings import load_settings
+from router.limits.client_limits import ClientLimits, supported_connections
 from router.limits.connection_limit import ConnectionLimit, client_of
 from router.limits.fair_limit import FairLimit
 from router.limits.turns import Turns
@@ -259,15 +259,15 @@ async def test_turns_are_taken_in_the_order_of_asking_a_few_in_each_iteration() 
 async def flooded(router: Facade, clients: int) -> list[int]:
     """Let clients pipeline pings; return how many are answered in each iteration of the loop."""
     connections = [await asyncio.open_connection("127.0.0.1", router.port) for _ in range(clients)]
-    await until(lambda: router.process.counters.connections == clients)
-    before = router.process.counters.requests
+    await until(lambda: router.run.counters.connections == clients)
+    before = router.run.counters.requests
     for _reader, writer in connections:
         writer.write(PING_FRAME * PINGS)
     counts = [0]
     async with asyncio.timeout(PATIENCE):
         while sum(counts) < clients * PINGS:
             await asyncio.sleep(0)
-            counts.append(router.process.counters.requests - before - sum(counts))
+            counts.append(router.run.counters.requests - before - sum(counts))
     for _reader, writer in connections:
         writer.close()
     return counts

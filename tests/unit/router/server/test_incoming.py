@@ -6,8 +6,8 @@ from typing import Any
 
 import bson
 
-from router.client_limits import ClientLimits
 from router.commands.serving_process import Counters
+from router.limits.client_limits import ClientLimits
 from router.limits.fair_limit import FairLimit
 from router.server.incoming import Incoming, PortShares
 from shard_client.wire.frame_protocol import FrameStream

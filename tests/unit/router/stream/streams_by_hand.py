@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from bson.timestamp import Timestamp
 
 from router.request.stream_request import parse_request
-from router.stream.shard_membership import ShardSpan
+from router.stream.merge.shard_membership import ShardSpan
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.remote_cursor.cursor_reply import token_key, token_of
 from tests.doubles.scripted_streams import PrivateStream, batch, hwm

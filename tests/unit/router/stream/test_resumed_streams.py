@@ -13,7 +13,7 @@ from bson import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.stream.log_reader import Batch
+from router.stream.readers.log_reader import Batch
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, first_key
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_key, token_of

@@ -6,7 +6,7 @@ import pytest
 from bson import Timestamp
 
 from router.request.stream_request import StreamRequest, parse_request
-from router.stream.fan_out import Traffic
+from router.stream.readers.fan_out import Traffic
 from router.stream.sharing import (
     FIRST_PAUSE,
     LONGEST_PAUSE,

@@ -7,7 +7,7 @@ from bson.timestamp import Timestamp
 
 from router.catalog.cluster_time import connections_to
 from router.cursors.registry import CursorRegistry
-from router.stream.shard_membership import Membership, ShardSpan, covers_all
+from router.stream.merge.shard_membership import Membership, ShardSpan, covers_all
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch

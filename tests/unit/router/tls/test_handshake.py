@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from router.client_limits import ClientLimits
 from router.config.tls import Tls
+from router.limits.client_limits import ClientLimits
 from router.limits.connection_limit import ConnectionLimit
 from router.tls.handshake import ONLY_TLS, Handshakes
 from shard_client.wire.connection import Connection

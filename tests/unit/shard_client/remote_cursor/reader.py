@@ -7,7 +7,7 @@ from typing import Any
 
 from bson import Timestamp
 
-from router.measures.loads import MemberLoad
+from router.counters.loads import MemberLoad
 from router.request.shard_commands import progress_command
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.cluster_clock import ClusterClock

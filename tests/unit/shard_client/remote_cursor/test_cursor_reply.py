@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.commands.reply_bodies import build_cursor_reply
-from router.stream.log_reader import Batch
+from router.stream.readers.log_reader import Batch
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.remote_cursor import cursor_reply
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_key

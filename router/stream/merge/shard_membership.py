@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, Self
 import bson
 from bson.timestamp import Timestamp
 
-from router.stream.merger import MergeInput, Merger
+from router.stream.merge.merger import MergeInput, Merger
 from shard_client.bson.resume_token import cluster_time_of, first_key, next_tick
 from shard_client.remote_cursor.cursor_reply import Event
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.limits.memory import weight
-from router.stream import event_log
-from router.stream.event_log import ELEMENT_OVERHEAD, JOIN_BYTES, EventLog, cut
+from router.stream.merge import event_log
+from router.stream.merge.event_log import ELEMENT_OVERHEAD, JOIN_BYTES, EventLog, cut
 
 KEY_SIZE = 6
 

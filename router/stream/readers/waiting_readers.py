@@ -8,11 +8,11 @@ from itertools import takewhile
 from math import inf
 from typing import Any, Final
 
-from router.stream import merger
-from router.stream.fan_out import FanOut
-from router.stream.log_reader import LogReader
-from router.stream.merged_stream import MergedStream
-from router.stream.views import PartialView
+from router.stream.merge import merger
+from router.stream.merge.merged_stream import MergedStream
+from router.stream.readers.fan_out import FanOut
+from router.stream.readers.log_reader import LogReader
+from router.stream.readers.views import PartialView
 
 Waiter = asyncio.Future[float | None]
 """Completed when a reader need not wait any longer, with the time if events are ready for it."""

@@ -15,8 +15,8 @@ import bson
 
 from router.filters.index import FilterIndex
 from router.filters.stream_filter import StreamFilter
-from router.stream.event_log import EventLog
-from router.stream.merged_stream import MergedStream
+from router.stream.merge.event_log import EventLog
+from router.stream.merge.merged_stream import MergedStream
 from shard_client.bson.resume_token import (
     TIME_DIGITS,
     ResumeToken,

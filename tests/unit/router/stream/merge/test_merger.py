@@ -4,7 +4,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from router.limits.memory import weight
-from router.stream.merger import BLOCK_EVENTS, MergeInput, MergeOrderError, Merger
+from router.stream.merge.merger import BLOCK_EVENTS, MergeInput, MergeOrderError, Merger
 from shard_client.remote_cursor.cursor_reply import KeyedToken
 
 LOWEST, HIGHEST = b"", b"\xff"

@@ -15,8 +15,8 @@ from router.filters.field_walk import Allowance, TooLargeError, ValueSlice
 from router.filters.layouts import PathReader
 from router.filters.stream_filter import EVERYTHING, StreamFilter
 from router.limits.memory import EVENT_OVERHEAD, weight
-from router.stream.merged_stream import MergedStream
-from router.stream.views import (
+from router.stream.merge.merged_stream import MergedStream
+from router.stream.readers.views import (
     RENAME,
     Incarnation,
     LogPosition,

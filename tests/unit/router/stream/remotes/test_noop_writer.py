@@ -8,9 +8,9 @@ from bson import Timestamp
 from structlog.testing import capture_logs
 
 from router.catalog.cluster import Cluster
-from router.measures.loads import MemberLoads
-from router.stream import noop_writer
-from router.stream.noop_writer import LEAST_SECONDS, NOOP_BYTES, NoOpWriter
+from router.counters.loads import MemberLoads
+from router.stream.remotes import noop_writer
+from router.stream.remotes.noop_writer import LEAST_SECONDS, NOOP_BYTES, NoOpWriter
 from shard_client.errors import ErrorCode
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream

@@ -11,11 +11,9 @@ from bson import Timestamp
 
 from router.limits.memory import Memory
 from router.limits.token_bucket import TokenBucket
-from router.stream.fan_out import FanOut
-from router.stream.flow_control import FlowControl
-from router.stream.read_scheduler import ReadScheduler
-from router.stream.remote import Remote
-from router.stream.waiting_readers import WaitingReaders
+from router.stream.remotes.flow_control import FlowControl
+from router.stream.remotes.read_scheduler import ReadScheduler
+from router.stream.remotes.remote import Remote
 from router.stream_settings import StreamSettings
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken, token_of
 from tests.doubles.scripted_streams import PrivateStream, hwm
@@ -95,9 +93,8 @@ class Scheduled:
             memory=Memory(1 << 40),
         )
         self.flow = FlowControl(settings, resources.memory, lambda: False)
-        self.waiting = WaitingReaders(self.stream, FanOut(self.stream, 0))
         remotes: Any = self.remotes
-        self.scheduler = ReadScheduler(self.stream, remotes, self.waiting, self.flow, resources)
+        self.scheduler = ReadScheduler(self.stream, remotes, self.flow, resources)
         self.scheduler.resume_prefetch()
         for number in (CONFIG, A, B, CONFIG, A, B):
             self.reply(number, 11)
@@ -109,7 +106,8 @@ class Scheduled:
         batch = CursorBatch(7, made, reached, sum(len(raw) for _, raw in made))
         batch.operation_time = Timestamp(time, 1)
         self.stream.batch_arrived(number, batch)
-        self.scheduler.batch_arrived(self.remotes[number], batch, self.loop.time(), opening=False)
+        remote, now = self.remotes[number], self.loop.time()
+        self.scheduler.batch_arrived(remote, batch, now, waited_for=False)
 
     def cursor(self, number: int) -> Any:
         return self.remotes[number].cursor

@@ -13,7 +13,7 @@ from bson.timestamp import Timestamp
 
 from router.limits.memory import Memory
 from router.limits.token_bucket import TokenBucket
-from router.stream.remote import Remote
+from router.stream.remotes.remote_progress import RemoteProgress
 from router.stream_settings import StreamSettings
 
 _MOST_CHARGE: Final = 2
@@ -97,7 +97,7 @@ class FlowControl:
         self.rounds = Rounds(settings)
         self._events_at = -inf
 
-    def record_events(self, remote: Remote, events: int, now: float) -> None:
+    def record_events(self, remote: RemoteProgress, events: int, now: float) -> None:
         """Record that a remote's reply had events."""
         self._events_at = now
         if remote.idle:
@@ -155,7 +155,7 @@ class FlowControl:
     def _part(self, budget: int) -> int:
         return budget // _FILTERED_PART if self._is_filtered() else budget
 
-    def noop_delay(self, now: float, remotes: Iterable[Remote]) -> float:
+    def noop_delay(self, now: float, remotes: Iterable[RemoteProgress]) -> float:
         """Return the time to wait before the members that keep events back get no-op writes."""
         if self.rounds.is_dense(now):
             number = self.rounds.interval_number(now)
@@ -165,7 +165,7 @@ class FlowControl:
 
     def plan_getmore(
         self,
-        remote: Remote,
+        remote: RemoteProgress,
         watermark: Timestamp,
         now: float,
         *,
@@ -208,13 +208,13 @@ class FlowControl:
             await_for = quiet
         return Wait(min(quiet, await_for))
 
-    def _is_in_rounds(self, remote: Remote, watermark: Timestamp, now: float) -> bool:
+    def _is_in_rounds(self, remote: RemoteProgress, watermark: Timestamp, now: float) -> bool:
         """Return whether a remote is read in rounds; batches of a backlog follow at once."""
         dense = remote.idle and not remote.topology and self.rounds.is_dense(now)
         return dense and not remote.is_in_backlog(watermark)
 
     def _plan_in_rounds(
-        self, remote: Remote, watermark: Timestamp, now: float, *, alone: bool
+        self, remote: RemoteProgress, watermark: Timestamp, now: float, *, alone: bool
     ) -> Wait:
         """Plan the next getMore of a remote that is read in rounds."""
         rounds, quiet = self.rounds, self._settings.await_quiet

@@ -8,15 +8,15 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack
 from math import inf
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import PAUSE_AFTER_REFUSAL, Cluster
+from router.counters.loads import MemberLoad, MemberLoads
 from router.limits.token_bucket import TokenBucket
-from router.measures.loads import MemberLoad, MemberLoads
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import next_tick
@@ -34,9 +34,6 @@ log = structlog.get_logger()
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 """Seconds without no-op writes after a failed one; the pause doubles with each failure."""
 
-_AGAIN, _AGAIN_MOST = 0.1, 2.0
-"""Seconds, doubling up to a maximum, before a no-op write without effect is repeated."""
-
 _TAKES = 0.001
 """Initial estimate of the seconds that a no-op write takes; replaced by a moving average."""
 _AVERAGED_WRITES = 8
@@ -53,52 +50,6 @@ LEAST_SECONDS: Final = 3 * 24 * 60 * 60.0
 _NOT_ALLOWED = frozenset(
     {ErrorCode.Unauthorized, ErrorCode.CommandNotFound, ErrorCode.IllegalOperation}
 )
-
-
-class NoOpRequests:
-    """The no-op writes that a stream requests for a remote's member, one at a time.
-
-    Others read its fields; its methods alone change them.
-    """
-
-    def __init__(self) -> None:
-        self.state: Literal["none", "requested", "sent"] = "none"
-        self.count = 0
-        """Number of no-op writes that have been requested."""
-        self.again = -inf
-        """The time from which a write past the same time may be requested again."""
-        self.pauses = Backoff(_AGAIN, _AGAIN_MOST, jitter=0)
-        """The times until it may; they start over once the watermark has advanced as needed."""
-        self._past = Timestamp(0, 0)
-
-    def may_request(self, past: Timestamp, now: float) -> bool:
-        """Return whether a write that moves the member past this time may be requested now."""
-        return past > self._past or now >= self.again
-
-    def request(self, past: Timestamp) -> None:
-        """Record the request for a write past this time."""
-        if past > self._past:
-            self.pauses.reset()
-        self._past, self.state = past, "requested"
-        self.count += 1
-
-    def record_sent(self, past: Timestamp) -> None:
-        """Record that the write is being sent: past a later time, if more events have arrived."""
-        self._past, self.state = past, "sent"
-
-    def withdraw(self) -> None:
-        """Record that the requested write was not sent: no event needed it any more."""
-        self.state = "none"
-
-    def record_end(self, now: float) -> Timestamp:
-        """Record the end of a write, and delay its repetition; return the time that it passed."""
-        self.state = "none"
-        self.delay_repetition(now)
-        return self._past
-
-    def delay_repetition(self, now: float) -> None:
-        """Let the same write be requested again after a pause only."""
-        self.again = now + self.pauses.next_pause()
 
 
 class NoOpClient(Protocol):

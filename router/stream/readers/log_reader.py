@@ -3,9 +3,9 @@
 from typing import Final, NamedTuple
 
 from router.request.resume_point import ResumePoint, StartingPoint
-from router.stream.event_log import ELEMENT_OVERHEAD, cut
-from router.stream.shard_membership import ShardSpan
-from router.stream.views import PartialView, View
+from router.stream.merge.event_log import ELEMENT_OVERHEAD, cut
+from router.stream.merge.shard_membership import ShardSpan
+from router.stream.readers.views import PartialView, View
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import KeyedToken, event_key, token_of

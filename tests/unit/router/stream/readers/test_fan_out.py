@@ -12,8 +12,8 @@ import pytest
 from router.filters.field_walk import MOST_WORK, Allowance
 from router.filters.index import FilterIndex
 from router.filters.stream_filter import EVERYTHING, StreamFilter, compile_filter
-from router.stream.fan_out import FanOut
-from router.stream.views import Namespace, PartialView, View
+from router.stream.readers.fan_out import FanOut
+from router.stream.readers.views import Namespace, PartialView, View
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL
 from shard_client.remote_cursor.cursor_reply import token_of

@@ -6,8 +6,8 @@ from typing import Any
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from router.measures.loads import Histogram
-from router.measures.sums import sum_statuses
+from router.counters.loads import Histogram
+from router.counters.status_sums import sum_statuses
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -1,6 +1,6 @@
 """Flow control: the pace of events, the budgets, and the waits of getMores."""
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from bson import Timestamp
@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.limits.memory import Memory
-from router.stream.flow_control import (
+from router.stream.remotes.flow_control import (
     FlowControl,
     Wait,
 )
-from router.stream.merger import MergeInput
-from router.stream.noop_writer import NoOpRequests
-from router.stream.remote import Remote, WatermarkTimeout
+from router.stream.remotes.remote_progress import NoOpRequests, RemoteProgress, WatermarkTimeout
 from router.stream_settings import StreamSettings
 
 LIMITS = StreamSettings()
@@ -25,13 +23,6 @@ def flow_control(limits: StreamSettings, memory: int, *, filtered: bool = False)
     return FlowControl(limits, Memory(memory), lambda: filtered)
 
 
-def remote_at(limits: StreamSettings, *, topology: bool = False) -> Remote:
-    """Return a remote of which nothing is known yet; nothing here uses its cursor."""
-    in_merge, cursor = MergeInput("a", "", Timestamp(1, 1), topology=topology), cast(Any, None)
-    in_merge.number = 1
-    return Remote(in_merge, cursor, limits)
-
-
 # The pace of events.
 
 
@@ -39,7 +30,7 @@ def test_a_stream_is_lively_for_a_second_after_each_event():
     flow = flow_control(LIMITS, 1 << 40)
     assert not flow.is_lively(0.0)
     for now in (1.0, 3600.0):
-        flow.record_events(remote_at(LIMITS), 1, now)
+        flow.record_events(RemoteProgress(LIMITS), 1, now)
         assert flow.is_lively(now + 0.5)
         assert not flow.is_lively(now + 2.0)
 
@@ -101,9 +92,9 @@ WATERMARK = Timestamp(100, 1)
 
 def remote_of(
     limits: StreamSettings = LIMITS, *, due: bool = False, idle: bool = True, topology: bool = False
-) -> Remote:
+) -> RemoteProgress:
     """Return a remote with the watermark; with ``due`` its member's oplog is past it."""
-    remote, oplog_end = remote_at(limits, topology=topology), WATERMARK
+    remote, oplog_end = RemoteProgress(limits, topology=topology), WATERMARK
     if due:
         oplog_end = Timestamp(101, 1)
     for _ in ("opening", "getMore"):
@@ -111,7 +102,7 @@ def remote_of(
     return remote
 
 
-def wait_of(flow: FlowControl, remote: Remote, **state: Any) -> Wait:
+def wait_of(flow: FlowControl, remote: RemoteProgress, **state: Any) -> Wait:
     known: dict[str, Any] = {"needed": False, "next_noop": None}
     return flow.plan_getmore(remote, WATERMARK, 1000.0, **known | state)
 
@@ -148,7 +139,7 @@ def test_without_noop_writes_the_waits_for_a_watermark_double_up_to_a_limit():
     assert wait_of(flow, remote, needed=True).await_for == GATE
 
 
-def dense(remote: Remote) -> FlowControl:
+def dense(remote: RemoteProgress) -> FlowControl:
     """Return the flow control of a stream that is read in rounds of 50 ms, at 1000.01 s."""
     flow = flow_control(LIMITS, MIB)
     for _ in range(30):
@@ -172,7 +163,7 @@ def test_a_single_remote_is_read_with_pauses_that_grow_with_the_streams(streams:
 
 
 def test_a_reply_is_recorded_with_its_events_and_never_behind_the_last_one():
-    remote = remote_at(LIMITS)
+    remote = RemoteProgress(LIMITS)
     remote.collecting = 7
     remote.record_reply(3, Timestamp(10, 1), 100.0, complete=False)
     remote.record_reply(0, Timestamp(9, 1), 101.0, complete=False)

@@ -10,11 +10,10 @@ from math import inf
 import structlog
 from bson.timestamp import Timestamp
 
-from router.stream.flow_control import COLLECTING_TIME, FlowControl
-from router.stream.merged_stream import MergedStream
-from router.stream.remote import Remote
-from router.stream.remotes import Remotes, StreamResources
-from router.stream.waiting_readers import WaitingReaders
+from router.stream.merge.merged_stream import MergedStream
+from router.stream.remotes.flow_control import COLLECTING_TIME, FlowControl
+from router.stream.remotes.open_remotes import OpenRemotes, StreamResources
+from router.stream.remotes.remote import Remote
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 
@@ -36,21 +35,19 @@ class ReadScheduler:
     that keep them back are determined. Each is asked for its watermark if its member's oplog is
     past the events. Otherwise the member gets a no-op write, and is asked when that is sent.
 
-    The rules are in docs/design.md#a-remote-cursor and docs/design.md#idle-shards. ``waiting``
-    has its readers. Must be created in a running loop.
+    The rules are in docs/design.md#a-remote-cursor and docs/design.md#idle-shards. Must be created
+    in a running loop.
     """
 
     def __init__(
         self,
         stream: MergedStream,
-        remotes: Remotes,
-        waiting: WaitingReaders,
+        remotes: OpenRemotes,
         flow: FlowControl,
         resources: StreamResources,
     ) -> None:
         self._stream = stream
         self._remotes = remotes
-        self._waiting = waiting
         self._noop_writer = resources.noop_writer
         self._settings = resources.settings
         self._memory = resources.memory
@@ -78,12 +75,12 @@ class ReadScheduler:
     # GetMores.
 
     def batch_arrived(
-        self, remote: Remote, batch: CursorBatch, now: float, *, opening: bool
+        self, remote: Remote, batch: CursorBatch, now: float, *, waited_for: bool
     ) -> None:
         """Decide whether a remote's next getMore is sent, and with what wait and batch size.
 
         Call it for each reply, once the merged stream has processed it. While the stream is
-        ``opening``, no remote is paused although no client reads.
+        ``waited_for``, no remote is paused for want of a client that reads.
         """
         number, events = remote.number, len(batch.events)
         if self._remotes.get(number) is None or self._stream.error is not None:
@@ -100,7 +97,7 @@ class ReadScheduler:
             remote.waits.reset()
             remote.noops.pauses.reset()
         self._set_wait(remote, now, needed=needed)
-        if flow.is_unread(now) and not (self._waiting.has_readers or opening):
+        if flow.is_unread(now) and not waited_for:
             self._suspended = True
             cursor.pause()
         elif not self._may_read(number):

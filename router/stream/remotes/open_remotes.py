@@ -9,14 +9,14 @@ import structlog
 from bson.int64 import Int64
 
 from router.catalog.cluster import Cluster, MemberDialer
+from router.counters.loads import MemberLoads
 from router.limits.memory import Memory
-from router.measures.loads import MemberLoads
 from router.request.shard_commands import progress_command, shard_command, topology_command
 from router.request.stream_request import StreamRequest
-from router.stream.merged_stream import MergedStream
-from router.stream.merger import MergeInput
-from router.stream.noop_writer import NoOpWriter
-from router.stream.remote import Remote
+from router.stream.merge.merged_stream import MergedStream
+from router.stream.merge.merger import MergeInput
+from router.stream.remotes.noop_writer import NoOpWriter
+from router.stream.remotes.remote import Remote
 from router.stream_settings import StreamSettings
 from shard_client import spans
 from shard_client.errors import CommandError
@@ -42,7 +42,7 @@ class StreamResources(NamedTuple):
     memory: Memory
 
 
-class Remotes:
+class OpenRemotes:
     """The open remotes of one stream, which it reads in the background.
 
     ``request`` is what the shards are asked for, and ``merged`` the merge of the remotes. ``start``

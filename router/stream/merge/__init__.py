@@ -1,0 +1,1 @@
+"""The merge of all remotes of a stream into one ordered log, without I/O."""
