@@ -19,7 +19,7 @@ from router.stream.readers.log_reader import Batch, LogReader
 from router.stream.readers.views import PartialView
 from router.stream.readers.waiting_readers import Waiter, complete
 from router.stream.running_stream import RunningStream
-from router.stream.sharing import Candidates
+from router.stream.sharing_policy import Candidates
 from router.stream.sources import ALWAYS, Source
 from shard_client import spans
 from shard_client.bson.resume_token import TIME_DIGITS, cluster_time_of, is_high_water_mark
@@ -84,7 +84,7 @@ class ClientReader:
         source, start_at = self._preferred(), request.start_time
         if not self._may_begin(source, start_at):
             source = self._candidates.own
-        if source.namespace is not None and request.collection is not None:
+        if source.is_wider and request.collection is not None:
             cluster, timeout = self._streams.cluster, self._streams.resources.settings.reply_timeout
             if await may_be_view(cluster, request.database, request.collection, timeout):
                 source = self._candidates.own  # its shards refuse the name of a view
@@ -267,7 +267,7 @@ class ClientReader:
         may be the cause of an invalidate that is still to come. Nor may it before the end of the
         wider stream that it has left.
         """
-        if source.namespace is None:
+        if not source.is_wider:
             return True
         part = self.log_reader.part
         if after < self._beyond or (part is not None and part.incarnation.end):
@@ -404,7 +404,7 @@ class ClientReader:
         start_at, source = cluster_time_of(needs), self._preferred()
         left = log_reader.part
         narrowed = left is not None and left.incarnation.namespace is not None
-        if source.namespace is not None and narrowed:
+        if source.is_wider and narrowed:
             source = own
         if not (self._may_begin(source, start_at) and self._may_narrow(source, needs)):
             source = own

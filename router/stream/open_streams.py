@@ -22,7 +22,7 @@ from router.stream.merge.shard_membership import ShardSpan
 from router.stream.remotes.noop_writer import NoOpWriter
 from router.stream.remotes.open_remotes import StreamResources
 from router.stream.running_stream import CLOSED, RunningStream
-from router.stream.sharing import SharingPolicy
+from router.stream.sharing_policy import SharingPolicy
 from router.stream_settings import StreamSettings
 from router.tasks import AwaitedTasks, result_of, shutting_down
 from shard_client import spans

@@ -36,9 +36,10 @@ _SHAREABLE_EXTRAS: Final = frozenset({"comment", "let", "allowDiskUse"})
 class Source:
     """A stream that can serve a client.
 
-    ``request`` opens it. Of its events the client gets those that belong to ``namespace``, if that
-    is given, and that ``filter`` lets through; None for its own stream, which has exactly the
-    client's events. ``key`` is the request's identity.
+    ``request`` opens it, and ``key`` is the request's identity. Without a ``namespace`` and a
+    ``filter``, it is the client's own stream, which has exactly its events. The others are shared:
+    the client gets the events that belong to the namespace, if there is one, and that the filter,
+    if there is one, lets through.
     """
 
     request: StreamRequest
@@ -49,6 +50,11 @@ class Source:
     def __post_init__(self) -> None:
         """Compute the key."""
         object.__setattr__(self, "key", self.request.sharing_key)
+
+    @property
+    def is_wider(self) -> bool:
+        """Whether its scope is wider than the client's: it has events of other namespaces."""
+        return self.namespace is not None
 
     @property
     def part(self) -> bytes:
@@ -62,13 +68,13 @@ class Source:
     @property
     def cost(self) -> int:
         """The conditions of its filter that are tried on every event, where no namespace helps."""
-        if self.filter is None or self.namespace is not None:
+        if self.filter is None or self.is_wider:
             return 0
         return self.filter.condition.tried
 
     def open(self, fan_out: FanOut, after: bytes) -> View:
         """Return the client's view of the stream of ``fan_out``, beyond the sort key ``after``."""
-        if self.filter is None and self.namespace is None:
+        if self.filter is None and not self.is_wider:
             return fan_out.stream
         return fan_out.open(self.filter, after, self.namespace)
 

@@ -1,7 +1,7 @@
 """The moves of clients between their own and shared streams: made frequent, and counted.
 
 No event may depend on where a client reads. So the policy's decisions may change at any time: at
-``whim``, a probability for each decision, a shared scan is paused for a moment.
+``whim``, a probability for each decision, a shared stream is paused for a moment.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from random import Random
 from unittest import mock
 
-from router.stream import sharing
+from router.stream import sharing_policy
 from router.stream.client_reader import ClientReader
 from router.stream.readers import fan_out
-from router.stream.sharing import SharingDemand
+from router.stream.sharing_policy import SharingDemand
 from router.stream.sources import Source
 
 _CONSTANTS = {
     "recent_events": (fan_out, "_RECENT_EVENTS"),
-    "bytes_of_a_scan": (sharing, "_BYTES_OF_A_SCAN"),
-    "pause": (sharing, "_PAUSE_IN_HOLDS"),
+    "bytes_of_a_scan": (sharing_policy, "_BYTES_OF_A_SCAN"),
+    "pause": (sharing_policy, "_PAUSE_IN_HOLDS"),
 }
 _LONGEST_PAUSE = 0.5
-"""Seconds for which a scan is paused at a whim."""
+"""Seconds for which a stream is paused at a whim."""
 
 
 @dataclass
@@ -48,12 +48,12 @@ def frequent_moves(constants: Mapping[str, float], whim: float, chance: Random) 
 
     is_shared = SharingDemand.is_shared
 
-    def pause(scans: SharingDemand, scan: bytes, now: float) -> bool:
-        if not is_shared(scans, scan, now):
+    def pause(demand: SharingDemand, key: bytes, now: float) -> bool:
+        if not is_shared(demand, key, now):
             return False
         if chance.random() >= whim:
             return True
-        scans.pause(scan, now + chance.random() ** 2 * _LONGEST_PAUSE)
+        demand.pause(key, now + chance.random() ** 2 * _LONGEST_PAUSE)
         return False
 
     with ExitStack() as stack:

@@ -1,6 +1,6 @@
 """The choice of the stream that serves a client (docs/sharing.md).
 
-It depends on which streams can (``sources``), on how many clients a wider one would serve
+It depends on which streams can (``sources``), on how many clients a shared one would serve
 (``SharingDemand``), and on which ones have failed (``FailedStreams``).
 """
 
@@ -32,21 +32,21 @@ from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
 log = structlog.get_logger()
 
 _FRACTION_TO_STAY: Final = 0.5
-"""A shared scan continues with few readers if they get at least this fraction of its events."""
+"""A stream is shared on by few readers if they get at least this fraction of its events."""
 
 _BYTES_OF_A_SCAN: Final = 2000
 """Bytes of an event that a shard sends for less than another scan of its oplog entry costs it
 (docs/performance.md#streams-of-many-collections)."""
 
 _PAUSE_IN_HOLDS: Final = 60
-"""A scan that costs more than it saves is shared again after so many times ``hold``."""
+"""A stream that costs more than it saves is shared again after so many times ``hold``."""
 
 MOST_PAUSED: Final = 1000
-"""Maximum of paused scans that are remembered; those that were paused last are kept."""
+"""Maximum of paused streams that are remembered; those that were paused last are kept."""
 
 
-class Scan:
-    """A wider stream that clients could share: the readers of each part, and the parts' costs."""
+class SharedStream:
+    """A stream that clients could share: the readers of each part, and the parts' costs."""
 
     def __init__(self) -> None:
         self.parts: Counter[bytes] = Counter()
@@ -56,36 +56,37 @@ class Scan:
 
 
 class SharingDemand:
-    """The different parts that clients read of each wider stream; does no I/O.
+    """The different parts that clients read of each stream that they could share; does no I/O.
 
-    A scan is shared from the ``least``-th part on, and no longer when there have been less than
+    A stream is shared from the ``least``-th part on, and no longer when there have been less than
     half as many for ``hold`` seconds, unless two or more get most of its events. It is paused when
-    the shards send much more than the parts need, which costs more than the scans that it saves,
+    the shards send much more than the parts need, which costs more than the streams that it saves,
     and when the router has been behind for ``hold`` seconds with events that few readers get, since
-    the shards can leave these out. All times are on the loop's clock.
+    the shards can leave these out. Streams are named by their keys (``Source.key``); all times are
+    on the loop's clock.
     """
 
     def __init__(self, least: int, hold: float) -> None:
         self.least = least
         self._hold = hold
-        self._scans: dict[bytes, Scan] = {}
+        self._streams: dict[bytes, SharedStream] = {}
         self._paused_until: dict[bytes, float] = {}
 
-    def join(self, scan: bytes, part: bytes, now: float, *, cost: int = 0, begins: bool) -> None:
+    def join(self, key: bytes, part: bytes, now: float, *, cost: int = 0, begins: bool) -> None:
         """Count a reader of ``part``; ``begins`` is whether the count may begin the sharing.
 
         ``cost`` is the part's, the same for all of its readers.
         """
-        state = self._scans.setdefault(scan, Scan())
+        state = self._streams.setdefault(key, SharedStream())
         state.cost += 0 if part in state.parts else cost
         state.parts[part] += 1
         if begins and len(state.parts) >= self.least:
             state.shared_until = inf
         self._begin_or_end(state, now)
 
-    def leave(self, scan: bytes, part: bytes, now: float, *, cost: int = 0) -> None:
+    def leave(self, key: bytes, part: bytes, now: float, *, cost: int = 0) -> None:
         """Stop counting a reader."""
-        state = self._scans[scan]
+        state = self._streams[key]
         state.parts[part] -= 1
         if not state.parts[part]:
             del state.parts[part]
@@ -93,31 +94,31 @@ class SharingDemand:
         if state.parts:
             self._begin_or_end(state, now)
         else:
-            del self._scans[scan]
+            del self._streams[key]
 
-    def record(self, scan: bytes, traffic: Traffic, now: float) -> None:
-        """Record the recent traffic of a scan that is read and shared."""
-        state = self._scans.get(scan)
+    def record(self, key: bytes, traffic: Traffic, now: float) -> None:
+        """Record the recent traffic of a stream that is read and shared."""
+        state = self._streams.get(key)
         if state is None:
             return
         state.let_through = traffic.let_through
         costly = traffic.unwatched_bytes > len(state.parts) * _BYTES_OF_A_SCAN
         behind = traffic.behind_since is not None and traffic.behind_since <= now - self._hold
         late = behind and state.let_through < _FRACTION_TO_STAY
-        if (costly or late) and self.is_shared(scan, now):
-            self.pause(scan, now + _PAUSE_IN_HOLDS * self._hold)
+        if (costly or late) and self.is_shared(key, now):
+            self.pause(key, now + _PAUSE_IN_HOLDS * self._hold)
             state.let_through = 0.0
         self._begin_or_end(state, now)
 
-    def pause(self, scan: bytes, until: float) -> None:
-        """Do not share the scan for a while."""
-        self._paused_until.pop(scan, None)
-        self._paused_until[scan] = until
+    def pause(self, key: bytes, until: float) -> None:
+        """Do not share the stream for a while."""
+        self._paused_until.pop(key, None)
+        self._paused_until[key] = until
         if len(self._paused_until) > MOST_PAUSED:
             del self._paused_until[next(iter(self._paused_until))]
 
-    def _begin_or_end(self, state: Scan, now: float) -> None:
-        """Begin or end the time for which a scan with few parts is shared on."""
+    def _begin_or_end(self, state: SharedStream, now: float) -> None:
+        """Begin or end the time for which a stream with few parts is shared on."""
         count = len(state.parts)
         few = count * 2 < self.least
         if few and (count < 2 or state.let_through < _FRACTION_TO_STAY):
@@ -125,17 +126,17 @@ class SharingDemand:
         elif now < state.shared_until:
             state.shared_until = inf
 
-    def of(self, scan: bytes) -> Scan:
-        """Return what is counted of a scan, which may have no readers."""
-        return self._scans.get(scan) or Scan()
+    def of(self, key: bytes) -> SharedStream:
+        """Return what is counted of a stream, which may have no readers."""
+        return self._streams.get(key) or SharedStream()
 
-    def is_shared(self, scan: bytes, now: float) -> bool:
-        """Return whether the parts of a scan should share it."""
-        return now < self.of(scan).shared_until and not self.is_paused(scan, now)
+    def is_shared(self, key: bytes, now: float) -> bool:
+        """Return whether the parts of a stream should share it."""
+        return now < self.of(key).shared_until and not self.is_paused(key, now)
 
-    def is_paused(self, scan: bytes, now: float) -> bool:
-        """Return whether the scan has cost more than it saved, and is not shared for a while."""
-        return now < self._paused_until.get(scan, -inf)
+    def is_paused(self, key: bytes, now: float) -> bool:
+        """Return whether the stream has cost more than it saved, and is not shared for a while."""
+        return now < self._paused_until.get(key, -inf)
 
 
 FIRST_PAUSE: Final = 10.0
@@ -234,7 +235,7 @@ class Candidates:
 
     def way_of(self, source: Source) -> WayOfSharing:
         """Return the way in which ``source`` is shared, which is not the client's own stream."""
-        return self.filters if source.namespace is None else self.scopes
+        return self.scopes if source.is_wider else self.filters
 
 
 MOST_TRIED: Final = 200
@@ -291,11 +292,11 @@ class SharingPolicy:
         """Return the request's scope without its filter; raises Declined."""
         compiled = compile_filter(request.stages, undefined_is_null=self._undefined_is_null())
         source = Source(replace(request, stages=()), compiled)
-        scan = self._filters.of(source.key)
-        known = source.part in scan.parts
-        if source.cost and not known and scan.cost + source.cost > MOST_TRIED:
+        shared = self._filters.of(source.key)
+        known = source.part in shared.parts
+        if source.cost and not known and shared.cost + source.cost > MOST_TRIED:
             raise Declined(
-                f"the filters of its scope have {scan.cost} conditions that are tried "
+                f"the filters of its scope have {shared.cost} conditions that are tried "
                 f"on every event, with this filter more than {MOST_TRIED}"
             )
         return source
@@ -340,7 +341,7 @@ class SharingPolicy:
         if error.code == ErrorCode.TemporarilyUnavailable:
             way = candidates.way_of(source)
             self._leave(way, now)
-            which = "shared" if source.namespace is None else "wider"
+            which = "wider" if source.is_wider else "shared"
             way.sources, way.reason = (), f"the {which} stream was refused: {error}"
         elif self._failed.add(source.key, error, begun, now):
             log.warning(
@@ -363,10 +364,10 @@ class SharingPolicy:
             explained["filter"] = {
                 "evaluatedBy": "shards" if chosen is candidates.own else "router",
                 "shareFilters": candidates.filters.mode,
-                "reason": "a wider stream is read" if chosen.namespace is not None else reason,
+                "reason": "a wider stream is read" if chosen.is_wider else reason,
             }
         if (candidates.scopes.mode, self._settings.share_scopes) != (NEVER, NEVER):
-            wider = candidates.own if chosen.namespace is None else chosen
+            wider = chosen if chosen.is_wider else candidates.own
             explained["scope"] = {
                 "readFrom": wider.request.namespace,
                 "shareScopes": candidates.scopes.mode,

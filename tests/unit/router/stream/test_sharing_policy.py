@@ -7,7 +7,7 @@ from bson import Timestamp
 
 from router.request.stream_request import StreamRequest, parse_request
 from router.stream.readers.fan_out import Traffic
-from router.stream.sharing import (
+from router.stream.sharing_policy import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     MOST_FAILED,
@@ -143,14 +143,14 @@ def test_the_streams_that_failed_last_are_remembered() -> None:
 
 
 HOLD = 10.0
-SCAN = b"scan"
+STREAM = b"stream"
 
 
 def shared(parts: int) -> SharingDemand:
-    scans = SharingDemand(4, HOLD)
+    demand = SharingDemand(4, HOLD)
     for part in range(parts):
-        scans.join(SCAN, b"%d" % part, 0.0, begins=True)
-    return scans
+        demand.join(STREAM, b"%d" % part, 0.0, begins=True)
+    return demand
 
 
 def traffic(let_through: float, *, behind_since: float | None) -> Traffic:
@@ -168,49 +168,49 @@ def traffic(let_through: float, *, behind_since: float | None) -> Traffic:
 def test_clients_leave_a_stream_that_is_behind_because_of_unwatched_events(
     let_through: float, behind_since: float | None, stays: bool
 ) -> None:
-    scans = shared(4)
+    demand = shared(4)
     found = traffic(let_through, behind_since=behind_since)
-    scans.record(SCAN, found, 100.0)
-    assert scans.is_shared(SCAN, 100.0) is stays
-    assert scans.is_paused(SCAN, 101.0) is not stays
-    assert scans.is_shared(SCAN, 100.0 + 61 * HOLD)
+    demand.record(STREAM, found, 100.0)
+    assert demand.is_shared(STREAM, 100.0) is stays
+    assert demand.is_paused(STREAM, 101.0) is not stays
+    assert demand.is_shared(STREAM, 100.0 + 61 * HOLD)
 
 
-def test_a_costly_scan_is_not_shared_again_when_all_clients_reconnect() -> None:
-    scans = shared(4)
-    scans.record(SCAN, traffic(0.1, behind_since=90.0), 100.0)
+def test_a_costly_stream_is_not_shared_again_when_all_clients_reconnect() -> None:
+    demand = shared(4)
+    demand.record(STREAM, traffic(0.1, behind_since=90.0), 100.0)
     for part in range(4):
-        scans.leave(SCAN, b"%d" % part, 101.0)
+        demand.leave(STREAM, b"%d" % part, 101.0)
     for part in range(4):
-        scans.join(SCAN, b"%d" % part, 102.0, begins=True)
-    assert not scans.is_shared(SCAN, 102.0)
-    assert scans.is_shared(SCAN, 100.0 + 61 * HOLD)
+        demand.join(STREAM, b"%d" % part, 102.0, begins=True)
+    assert not demand.is_shared(STREAM, 102.0)
+    assert demand.is_shared(STREAM, 100.0 + 61 * HOLD)
 
 
-def test_the_scans_that_were_paused_last_are_remembered() -> None:
-    scans = shared(4)
+def test_the_streams_that_were_paused_last_are_remembered() -> None:
+    demand = shared(4)
     for number in range(MOST_PAUSED + 1):
-        scans.pause(b"%d" % number, 100.0)
-    assert not scans.is_paused(b"0", 1.0)
-    assert all(scans.is_paused(b"%d" % number, 1.0) for number in range(1, MOST_PAUSED + 1))
+        demand.pause(b"%d" % number, 100.0)
+    assert not demand.is_paused(b"0", 1.0)
+    assert all(demand.is_paused(b"%d" % number, 1.0) for number in range(1, MOST_PAUSED + 1))
 
 
-def test_a_scan_with_half_as_many_parts_is_left_after_a_while() -> None:
-    scans = shared(4)
+def test_a_stream_with_half_as_many_parts_is_left_after_a_while() -> None:
+    demand = shared(4)
     for part in range(3):
-        scans.leave(SCAN, b"%d" % part, 100.0)
-    assert scans.is_shared(SCAN, 100.0)
-    assert scans.is_shared(SCAN, 100.0 + HOLD / 2)
-    assert not scans.is_shared(SCAN, 100.0 + HOLD)
+        demand.leave(STREAM, b"%d" % part, 100.0)
+    assert demand.is_shared(STREAM, 100.0)
+    assert demand.is_shared(STREAM, 100.0 + HOLD / 2)
+    assert not demand.is_shared(STREAM, 100.0 + HOLD)
 
 
-def test_two_parts_that_get_most_events_continue_to_share_a_scan() -> None:
-    scans = SharingDemand(5, HOLD)
+def test_two_parts_that_get_most_events_continue_to_share_a_stream() -> None:
+    demand = SharingDemand(5, HOLD)
     for part in range(5):
-        scans.join(SCAN, b"%d" % part, 0.0, begins=True)
-    scans.record(SCAN, traffic(0.6, behind_since=None), 50.0)
+        demand.join(STREAM, b"%d" % part, 0.0, begins=True)
+    demand.record(STREAM, traffic(0.6, behind_since=None), 50.0)
     for part in range(3):
-        scans.leave(SCAN, b"%d" % part, 100.0)
-    assert scans.is_shared(SCAN, 100.0 + 2 * HOLD)
-    scans.leave(SCAN, b"3", 200.0)
-    assert not scans.is_shared(SCAN, 200.0 + HOLD)
+        demand.leave(STREAM, b"%d" % part, 100.0)
+    assert demand.is_shared(STREAM, 100.0 + 2 * HOLD)
+    demand.leave(STREAM, b"3", 200.0)
+    assert not demand.is_shared(STREAM, 200.0 + HOLD)
