@@ -13,7 +13,7 @@ from router.catalog.server_link import LoginLostError
 from router.catalog.upstream import CatalogPrimary
 from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, reread_users
 from router.commands.call import Call, Client
-from router.commands.command import COMMANDS, counted_name
+from router.commands.command import COMMANDS, Command, counted_name
 from router.commands.other_workers import kill_unread, take_user
 from router.commands.reply_bodies import (
     PASS_THROUGH,
@@ -49,10 +49,13 @@ log = structlog.get_logger(component="NETWORK")
 
 _AWAIT_CAPABLE, _QUERY_FAILURE = 0b1000, 0b0010
 """Flags of an OP_REPLY."""
-_OF_LOGINS = {"hello", "isMaster", "ismaster", "saslStart", "saslContinue", "logout"}
-"""Commands that change a login on the link to the upstream: it ends with the link."""
+_CHANGE_LOGINS = {"hello", "isMaster", "ismaster", "saslStart", "saslContinue", "logout"}
+"""Commands that change the login that the link to the upstream holds. Where that breaks meanwhile,
+the login is lost, and the client's connection ends."""
 _LEGACY_URL = "https://dochub.mongodb.org/core/legacy-opcode-removal"
 _LEGACY_COMMANDS = frozenset({"hello", "isMaster", "ismaster", "buildInfo", "buildinfo"})
+_OF_COMMANDS = ".$cmd"
+"""The end of the namespace of an OP_QUERY that is a command."""
 
 _ids = count(1)
 
@@ -143,7 +146,8 @@ class ClientConnection:
     async def _take(self, request: ClientMessage) -> None:
         self._counters.requests += 1
         self._counters.runs[counted_name(request.name)] += 1
-        if request.query is not None and not await self._legacy_allowed(request):
+        if request.query is not None and not request.query.namespace.endswith(_OF_COMMANDS):
+            await self._write(request, _query_failure(request, _new_id()))
             return
         self._task = asyncio.current_task()
         try:
@@ -190,14 +194,28 @@ class ClientConnection:
             refusal = CommandError(ErrorCode.InternalError, f"unexpected error: {error!r}")
             await self._send_error(request, refusal, response_to)
 
-    async def _run(self, request: ClientMessage, again: Mapping[str, Any] | None) -> AnyAnswer:
-        """Find the command and run it, with the document ``again`` instead if that is given."""
+    def _route(self, request: ClientMessage) -> Command | None:
+        """Return the command that the router answers itself; None for one that it passes on.
+
+        Raises CommandError of one that need not be decoded for it: servers no longer accept it in
+        an OP_QUERY, the router shuts down, or as ``Command.is_ours``.
+        """
         command = COMMANDS.get(request.name)
+        if request.query is not None and request.name not in _LEGACY_COMMANDS:
+            raise CommandError(
+                ErrorCode.UnsupportedOpQueryCommand,
+                f"Unsupported OP_QUERY command: {request.name}. The client driver may require an "
+                f"upgrade. For more details see {_LEGACY_URL}",
+            )
         if self._process.server.topology.quiescing and not (command and command.while_quiescing):
             raise at_shutdown(ErrorCode.ShutdownInProgress, request.name, request.body())
-        if command is not None and command.is_ours is not None and request.query is None:
-            command = command if command.is_ours(request.body(), self.client.user) else None
-        fail_points = self._process.fail_points
+        if command is None or command.is_ours is None or request.query is not None:
+            return command
+        return command if command.is_ours(request.body(), self.client.user) else None
+
+    async def _run(self, request: ClientMessage, again: Mapping[str, Any] | None) -> AnyAnswer:
+        """Run the command, with the document ``again`` instead if that is given."""
+        command, fail_points = self._route(request), self._process.fail_points
         if command is None and fail_points is None:
             return PASS_THROUGH
         long_turn = self._incoming.long_turn
@@ -221,7 +239,7 @@ class ClientConnection:
         try:
             return await command.run(call) if command is not None else PASS_THROUGH
         except NetworkError as error:  # of a server; the client's connection is well
-            if request.name in _OF_LOGINS or isinstance(error, LoginLostError):
+            if request.name in _CHANGE_LOGINS or isinstance(error, LoginLostError):
                 raise
             raise CommandError(ErrorCode.HostUnreachable, str(error)) from error
 
@@ -303,26 +321,6 @@ class ClientConnection:
         document = encode(error_document(error, self._process.times()))
         await self._send(request, RawAnswer([document]), response_to)
 
-    async def _legacy_allowed(self, request: ClientMessage) -> bool:
-        """Return whether servers still accept this OP_QUERY; if not, send the refusal."""
-        assert request.query is not None
-        if not request.query.namespace.endswith(".$cmd"):
-            message = (
-                "OP_QUERY is no longer supported. The client driver may require an upgrade. "
-                f"For more details see {_LEGACY_URL}"
-            )
-            await self._write(request, _query_failure(request, _new_id(), 5739101, message))
-            return False
-        if request.name not in _LEGACY_COMMANDS:
-            error = CommandError(
-                ErrorCode.UnsupportedOpQueryCommand,
-                f"Unsupported OP_QUERY command: {request.name}. The client driver may require an "
-                f"upgrade. For more details see {_LEGACY_URL}",
-            )
-            await self._send_error(request, error, request.request_id)
-            return False
-        return True
-
 
 def _reply_frame(
     request: ClientMessage,
@@ -350,9 +348,13 @@ def _relayed_frame(request: ClientMessage, reply: bytes) -> bytes:
     return b"".join(with_ids(reply, request_id=own_id, response_to=request.request_id))
 
 
-def _query_failure(request: ClientMessage, reply_id: int, code: int, message: str) -> bytes:
+def _query_failure(request: ClientMessage, reply_id: int) -> bytes:
     """Return the frame that refuses an OP_QUERY that is not a command."""
-    document = encode({"$err": message, "code": code, "ok": 0.0})
+    message = (
+        "OP_QUERY is no longer supported. The client driver may require an upgrade. "
+        f"For more details see {_LEGACY_URL}"
+    )
+    document = encode({"$err": message, "code": 5739101, "ok": 0.0})
     flags = _AWAIT_CAPABLE | _QUERY_FAILURE
     return build_op_reply(
         document, request_id=reply_id, response_to=request.request_id, flags=flags

@@ -191,7 +191,7 @@ def main() -> int:
         with_tls = owned.enter_context(
             start_router(cluster.configdb, upstream, keyFile=key, admin_port=0, **flags)
         )
-        servers = [Server("router", router.port, router.run.pid, router.admin_port)]
+        servers = [Server("router", router.port, router.process.pid, router.admin_port)]
         tls = Server("router", with_tls.port, with_tls.process.pid, with_tls.admin_port)
         if not options.router_only:
             port = int(cluster.mongos.rpartition(":")[2])

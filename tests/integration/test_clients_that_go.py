@@ -110,7 +110,7 @@ async def test_errors_at_shutdown_make_drivers_resume_elsewhere(cluster: TestClu
         async with asyncio.timeout(PATIENCE):
             while (await later.command("admin", STATUS))["opcounters"]["getmore"] < 2:
                 pass
-            os.kill(router.run.pid, signal.SIGTERM)
+            os.kill(router.process.pid, signal.SIGTERM)
             while (await later.command("admin", {"ping": 1}))["ok"]:
                 pass
         refused = await later.command("ending", watch)
@@ -123,7 +123,7 @@ async def test_errors_at_shutdown_make_drivers_resume_elsewhere(cluster: TestClu
         assert (interrupted["code"], interrupted["ok"]) == (11600, 0)
         assert interrupted["errorLabels"] == ["ResumableChangeStreamError"]
         assert await longer.closed()
-    assert await asyncio.to_thread(router.run.wait, 20) == 0
+    assert await asyncio.to_thread(router.process.wait, 20) == 0
     await asyncio.to_thread(
         wait_for, lambda: open_cursors() <= before, "all cursors of the router to be killed"
     )
@@ -152,8 +152,8 @@ def test_the_router_ends_in_bounded_time_when_all_members_hang(cluster: TestClus
         for member in members:
             cluster.hang_member(member)
         try:
-            os.kill(router.run.pid, signal.SIGTERM)
-            assert router.run.wait(PATIENCE) == 0
+            os.kill(router.process.pid, signal.SIGTERM)
+            assert router.process.wait(PATIENCE) == 0
         finally:
             for member in members:
                 cluster.wake_member(member)

@@ -224,8 +224,8 @@ def test_workers_end_when_the_parent_is_killed(cluster: TestCluster) -> None:
     with start_router(cluster.configdb, workers=2) as router:
         with Client(router.uri) as client:
             pids = [each["pid"] for each in workers(client)]
-        router.run.kill()
-        router.run.wait(PATIENCE)
+        router.process.kill()
+        router.process.wait(PATIENCE)
         wait_for(
             lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the workers to end"
         )

@@ -12,6 +12,7 @@ PAGE = (ROOT / "docs" / "design.md").read_text()
 WAYS = (
     "A batch's way from socket to socket",
     "An opening, from `aggregate` to the cursor",
+    "A command that is passed on",
     "A batch of a job",
     "A command and a change stream on the embedded cluster",
 )

@@ -65,7 +65,7 @@ def test_reads_and_writes_are_refused(
             reader.db.certificates.find_one()
         upstream = "upstream" in (refused.value.details or {})["errmsg"]
         assert refused.value.code == (13 if upstream else 59)
-        assert upstream == any("--upstream" in word for word in router.run.args)
+        assert upstream == any("--upstream" in word for word in router.process.args)
 
 
 @pytest.mark.parametrize("certificate", ["reader", "stranger", "router", "server"])

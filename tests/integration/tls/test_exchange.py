@@ -94,7 +94,7 @@ def test_certificates_are_exchanged_by_command_and_by_signal(
         assert shown_name(router.admin_port, authority) == "second"
 
         authority.issue("third", file=file)
-        router.run.send_signal(signal.SIGHUP)
+        router.process.send_signal(signal.SIGHUP)
         wait_for(lambda: shown_names(router, authority) == {"third"}, "the exchange by SIGHUP")
         wait_for_admin_name(router, authority, "third")
 

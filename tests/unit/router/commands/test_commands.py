@@ -202,7 +202,7 @@ async def test_parameters_come_from_a_shard_without_an_upstream() -> None:
         facade(settings=SETTINGS) as router,
         await router.client() as client,
     ):
-        router.run.cluster = OneShard(shard.port)  # type: ignore[assignment]
+        router.process.cluster = OneShard(shard.port)  # type: ignore[assignment]
         reply = await client.command("admin", {"getParameter": 1, "featureFlagX": 1})
         assert reply["featureFlagX"] == FLAG
         reply = await client.command("admin", {"getParameter": "*"})
@@ -215,7 +215,7 @@ async def test_parameters_come_from_a_shard_without_an_upstream() -> None:
             asked.writer.transport.abort()
 
         async with scripted_server(cut) as broken:
-            router.run.cluster = OneShard(broken.port)  # type: ignore[assignment]
+            router.process.cluster = OneShard(broken.port)  # type: ignore[assignment]
             reply = await client.command("admin", {"getParameter": 1, "featureFlagX": 1})
         assert reply["code"] == 6, "only a server's connection has ended, not the client's"
 

@@ -61,7 +61,7 @@ async def test_a_newer_topology_version_of_a_client_is_accepted() -> None:
     ):
         ahead = {**topology.document(), "counter": Int64(topology.counter + 1)}
         client.send("admin", {"hello": 1, "topologyVersion": ahead, "maxAwaitTimeMS": 60_000})
-        await until(lambda: router.run.counters.awaiting_hellos == 1)
+        await until(lambda: router.process.counters.awaiting_hellos == 1)
         topology.move_to(topology.counter + 1)
         topology.move_to(topology.counter + 1)
         reply = await client.receive()
@@ -102,7 +102,7 @@ async def test_cursors_of_a_worker_that_does_not_answer_are_killed_later(tmp_pat
         for cursor_id in ids[:2]:
             await other.kill_cursor(cursor_id, None)  # nobody listens
         assert len(router.cursors.cursors) == 3
-        async with Listener(router.run, for_workers=True) as private:
+        async with Listener(router.process, for_workers=True) as private:
             await private.listen_privately(private_address(tmp_path, 2))
             await other.kill_cursor(ids[2], None)
         assert not router.cursors.cursors

@@ -259,15 +259,15 @@ async def test_turns_are_taken_in_the_order_of_asking_a_few_in_each_iteration() 
 async def flooded(router: Facade, clients: int) -> list[int]:
     """Let clients pipeline pings; return how many are answered in each iteration of the loop."""
     connections = [await asyncio.open_connection("127.0.0.1", router.port) for _ in range(clients)]
-    await until(lambda: router.run.counters.connections == clients)
-    before = router.run.counters.requests
+    await until(lambda: router.process.counters.connections == clients)
+    before = router.process.counters.requests
     for _reader, writer in connections:
         writer.write(PING_FRAME * PINGS)
     counts = [0]
     async with asyncio.timeout(PATIENCE):
         while sum(counts) < clients * PINGS:
             await asyncio.sleep(0)
-            counts.append(router.run.counters.requests - before - sum(counts))
+            counts.append(router.process.counters.requests - before - sum(counts))
     for _reader, writer in connections:
         writer.close()
     return counts

@@ -81,10 +81,10 @@ async def leaves_with_the_first_reply_unread(router: Facade, client: RawClient) 
 
 
 async def leaves_during_a_relayed_command(router: Facade, client: RawClient) -> None:
-    before = router.run.counters.passed_through
+    before = router.process.counters.passed_through
     client.send("db", {"insert": "c", "documents": [{"pad": "x" * 50_000}]})
     await client.writer.drain()
-    await until(lambda: router.run.counters.passed_through > before)
+    await until(lambda: router.process.counters.passed_through > before)
 
 
 async def misses_a_deadline(_router: Facade, client: RawClient) -> None:
@@ -119,7 +119,7 @@ async def test_nothing_is_left_of_a_closed_connection(
                 async with await router.client() as client:
                     await visit(router, client)
                 del client
-                await until(lambda: not router.run.counters.connections)
+                await until(lambda: not router.process.counters.connections)
                 # No driver goes on with a cursor whose getMore or reply it did not await.
                 await until(lambda: not router.cursors.cursors)
             await until(lambda: not living(ClientConnection))

@@ -25,7 +25,7 @@ async def test_a_tls_client_is_refused_immediately_where_tls_is_disabled() -> No
             writer.close()
         (line,) = [line for line in logged if line.get("id") == 22988]
         assert line["error"]["errmsg"] == NO_TLS
-        await until(lambda: not router.run.counters.connections)
+        await until(lambda: not router.process.counters.connections)
 
 
 async def test_without_clients_an_idle_listener_sets_no_timer(
@@ -34,8 +34,8 @@ async def test_without_clients_an_idle_listener_sets_no_timer(
     monkeypatch.setattr("router.server.listener._LONGEST_CHECK", 0.01)
     async with facade() as router:
         async with await router.client():
-            await until(lambda: router.run.counters.connections)
-        await until(lambda: not router.run.counters.connections)
+            await until(lambda: router.process.counters.connections)
+        await until(lambda: not router.process.counters.connections)
         await asyncio.sleep(0.02)
         loop = asyncio.get_running_loop()
         timers = Mock(wraps=loop.call_at)
@@ -58,7 +58,7 @@ async def test_hello_streams_to_clients_that_allow_exhaust() -> None:
         assert first.response_to == asked
         assert second.response_to == first.request_id
         assert first.flags == second.flags == MORE_TO_COME
-        router.run.server.topology.advance()
+        router.process.server.topology.advance()
         while (reply := await client.receive())["topologyVersion"] == version:
             pass
         assert reply["topologyVersion"]["counter"] == version["counter"] + 1
@@ -91,7 +91,7 @@ async def test_hello_in_an_op_query_is_answered() -> None:
 
 async def test_an_internal_error_affects_only_its_client() -> None:
     async with facade() as router, await router.client() as client:
-        router.run.cursors = None  # type: ignore[assignment]
+        router.process.cursors = None  # type: ignore[assignment]
         reply = await client.command("db", WATCH)
         assert (reply["code"], reply["codeName"]) == (1, "InternalError")
         assert (await client.command("admin", {"ping": 1}))["ok"] == 1
@@ -111,7 +111,7 @@ async def test_draining_labels_refused_writes_for_a_retry(
 ) -> None:
     async with facade() as router, await router.client() as client:
         await client.command("admin", {"ping": 1})
-        router.run.server.topology.quiesce(asyncio.get_running_loop().time() + 30)
+        router.process.server.topology.quiesce(asyncio.get_running_loop().time() + 30)
         insert = {"insert": "c", "documents": [{"_id": 1}], **fields}
         refused = await client.command("db", insert)
         assert (refused["code"], refused.get("errorLabels")) == (91, labels)
@@ -119,6 +119,6 @@ async def test_draining_labels_refused_writes_for_a_retry(
 
 async def test_draining_labels_the_handshake_of_a_new_connection_for_a_retry() -> None:
     async with facade() as router, await router.client() as client:
-        router.run.server.topology.quiesce(asyncio.get_running_loop().time() + 30)
+        router.process.server.topology.quiesce(asyncio.get_running_loop().time() + 30)
         refused = await client.command("admin", {"hello": 1})
         assert (refused["code"], refused["errorLabels"]) == (91, ["RetryableWriteError"])

@@ -82,14 +82,14 @@ async def test_cluster_times_of_replies_advance_the_clock() -> None:
 
 async def test_a_client_s_time_does_not_advance_the_clock() -> None:
     async with facade() as router, await router.client() as client, await router.client() as other:
-        before = router.run.clock.raw
+        before = router.process.clock.raw
         signature = {"hash": b"\1" * 20, "keyId": Int64(7), "pad": "x" * 100_000}
-        ahead = Timestamp(int(router.run.now().timestamp()) + 300 * 86_400, 1)
+        ahead = Timestamp(int(router.process.now().timestamp()) + 300 * 86_400, 1)
         time = {"clusterTime": ahead, "signature": signature, "pad": "x" * 100_000}
         for command in ({"ping": 1}, {"hello": 1}, WATCH):
             assert (await client.command("db", {**command, "$clusterTime": time})).get("ok")
         reply = await other.command("admin", {"ping": 1})
-        assert bson.encode(reply["$clusterTime"]) == before == router.run.clock.raw
+        assert bson.encode(reply["$clusterTime"]) == before == router.process.clock.raw
 
 
 async def test_workers_follow_another_worker_s_switch() -> None:
