@@ -35,6 +35,8 @@ Role = Literal["shardsvr", "configsvr"]
 class Member:
     """The state of a member: clock, oplog, collections, sessions and cursors. No network I/O.
 
+    It is the only member of its set: what is logged is majority-committed at once.
+
     Args:
         name: the replica set's name, and for logs.
         role: the role in the sharded cluster.

@@ -65,7 +65,7 @@ class MergedCursor:
         """Whether a getMore uses it."""
         self.last_used = 0.0
         """The loop's time at which it was opened, or its last getMore ended."""
-        self._is_over = False
+        self._has_ended = False
         self._reader = reader
         self._client_reader = (
             reader.client_reader if isinstance(reader, CompletingReader) else reader
@@ -85,7 +85,7 @@ class MergedCursor:
     @property
     def finished(self) -> bool:
         """Whether the stream has ended or failed, or the cursor was killed: no events follow."""
-        return self._is_over or self._client_reader.interrupted is not None
+        return self._has_ended or self._client_reader.interrupted is not None
 
     def check(self, asking: Owner) -> None:
         """Raise CommandError unless ``asking`` may use the cursor now.
@@ -143,9 +143,9 @@ class MergedCursor:
         try:
             batch = await self._reader.next_batch(batch_size, max_time)
         except CommandError:
-            self._is_over = True
+            self._has_ended = True
             raise
-        self._is_over = batch.closed
+        self._has_ended = batch.closed
         return batch
 
     def close(self, reason: CommandError | None = None) -> None:

@@ -103,7 +103,7 @@ class OpenStreams:
                 stream = await self._new(key, request, start_at, quota, needed)
             else:
                 if self._is_late(identical[0], start_at):
-                    identical.insert(0, identical.pop(identical.index(joined)))
+                    _make_main(joined, identical)
                 stream = await self._enter(joined)
             with ExitStack() as leaving:
                 leaving.callback(stream.leave)
@@ -155,7 +155,8 @@ class OpenStreams:
         """Return a new stream with one reader added, once it is open. Raises CommandError."""
         self._check_not_closed()
         admitted = self.admission.admit_stream(quota, self.cluster.targets)
-        # A client that moves knows which invalidates its shards skip from where it is.
+        # A client that begins after an invalidate keeps its start, at which each shard skips one.
+        # If it moves, ``needed`` has the times at which they do.
         if start_at is not None and (needed or not request.starts_after_invalidate):
             request = replace(request, start=start_at)
         settings = self._settings
@@ -163,21 +164,21 @@ class OpenStreams:
             settings = settings.for_one_shard()
         memory = self.resources.memory.of(quota.user)
         resources = self.resources._replace(settings=settings, memory=memory)
-        most = self.opening_time(request)
-        deadline = self._loop.time() + most
+        seconds = self.opening_time(request)
+        deadline = self._loop.time() + seconds
         stream: RunningStream | None = None
         with spans.recorded("open remotes", {"db.system.name": "mongodb"}):
             try:
                 merged = await self._locate(key, request, settings, needed)
                 self._check_not_closed()
                 stream = RunningStream(
-                    request, merged, resources, admitted, partial(self._gone, key)
+                    request, merged, resources, admitted, partial(self._retire, key)
                 )
                 identical = self._by_key.setdefault(key, [])
                 identical.append(stream)
                 if self._is_late(identical[0], start_at):
-                    identical.insert(0, identical.pop())
-                stream.open(most, deadline)
+                    _make_main(stream, identical)
+                stream.open(deadline, seconds)
                 return await self._enter(stream)
             except BaseException as error:
                 if stream is None:
@@ -186,7 +187,7 @@ class OpenStreams:
                     raise
                 log.error("opening broke", exc_info=error)
                 if stream is not None:
-                    self._gone(key, stream)
+                    self._retire(key, stream)
                 raise CommandError.unexpected(error) from error
 
     async def _locate(
@@ -213,7 +214,8 @@ class OpenStreams:
         time = min(filter(None, (start_at, newest)), default=None)
         return not stream.healthy if time is None else stream.is_late(time)
 
-    def _gone(self, key: bytes, stream: RunningStream) -> None:
+    def _retire(self, key: bytes, stream: RunningStream) -> None:
+        """Let no reader find a stream any more, and close it; idempotent."""
         identical = self._by_key.get(key, [])
         if stream not in identical:
             return
@@ -222,7 +224,7 @@ class OpenStreams:
         if not identical:
             del self._by_key[key]
         elif was_main:
-            identical.insert(0, identical.pop())  # the newest
+            _make_main(identical[-1], identical)  # the newest
         self._tasks.start(stream.close(), "close remotes")
 
     def stream_to_join(self, key: bytes) -> RunningStream | None:
@@ -257,11 +259,17 @@ class OpenStreams:
             locating.cancel()
         for key, identical in list(self._by_key.items()):
             for stream in list(identical):
-                self._gone(key, stream)
+                self._retire(key, stream)
         await self.cluster_time.close()
         await self.moving.wait()
         await self._tasks.wait()
         await self.resources.noop_writer.close()  # streams write no-ops until they are closed
+
+
+def _make_main(stream: RunningStream, identical: list[RunningStream]) -> None:
+    """Make one of the ``identical`` streams the main one."""
+    identical.remove(stream)
+    identical.insert(0, stream)
 
 
 async def locate(

@@ -44,8 +44,8 @@ class RunningStream:
     ``wait``. A batch of a remote is merged; then remotes are opened for shards that have joined,
     the next getMore is decided, and the readers for whom there are events now are woken.
 
-    ``admitted`` is closed once the remotes are. ``gone`` is called when no reader can enter
-    any more: run ``close`` then. Must be created in a running loop.
+    ``admitted`` is closed once the remotes are. ``retire`` is called once, when no reader may
+    enter any more: it has to run ``close``. Must be created in a running loop.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RunningStream:
         merged: MergedStream,
         resources: StreamResources,
         admitted: Admitted,
-        gone: Callable[["RunningStream"], None],
+        retire: Callable[["RunningStream"], None],
     ) -> None:
         self.merged = merged
         self.readers = 0
@@ -67,7 +67,7 @@ class RunningStream:
         self._settings = settings = resources.settings
         self._memory = Holding(resources.memory)
         self._admitted = admitted
-        self._gone = gone
+        self._retire = retire
         self._loop = asyncio.get_running_loop()
         self._held_back_since: float | None = None
         """The time since which the low watermark has held back events."""
@@ -77,7 +77,7 @@ class RunningStream:
             settings, resources.memory, is_filtered=lambda: self.fan_out.readers > 0
         )
         self._remotes = remotes = OpenRemotes(
-            request, merged, resources, self.start, self.batch_arrived, self.remote_failed
+            request, merged, resources, self.start_task, self.batch_arrived, self.remote_failed
         )
         self._read_scheduler = ReadScheduler(merged, remotes, flow, resources)
         self._tasks = AwaitedTasks()
@@ -85,7 +85,7 @@ class RunningStream:
         self._draining: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[None] = self._loop.create_future()
         """The opening: done when the remotes have replied, or one shard has by the deadline."""
-        self._is_over = False
+        self._is_retired = False
         """Whether no reader may enter: it could not be opened, or the last reader has left it."""
         self._opening_timer: asyncio.TimerHandle | None = None
         self._events = 0
@@ -97,21 +97,21 @@ class RunningStream:
 
     # Life cycle.
 
-    def open(self, most: float, deadline: float) -> None:
+    def open(self, deadline: float, seconds: float) -> None:
         """Begin to open the remotes; ``wait_opened`` waits for them up to the deadline.
 
-        ``most`` is the seconds up to ``deadline``, for messages.
+        ``seconds`` is the time that the opening has in all, for messages.
         """
-        self._opening_timer = self._loop.call_at(deadline, self._open_without_late, most)
+        self._opening_timer = self._loop.call_at(deadline, self._open_without_late, seconds)
         self._read_scheduler.resume_prefetch()
         self._remotes.follow_merge()
 
-    def _open_without_late(self, most: float) -> None:
+    def _open_without_late(self, seconds: float) -> None:
         """Open the stream with the shards that have answered by the deadline, one at least."""
         if self._opened.done():
             return
         late = sorted(remote.target for remote in self._remotes if not remote.in_merge.has_replied)
-        missing = f"no answer from {', '.join(late)} within {most} s"
+        missing = f"no answer from {', '.join(late)} within {seconds} s"
         # A shard has accepted the request: the others are waited for in an open stream.
         if any(remote.in_merge.has_replied and not remote.topology for remote in self._remotes):
             log.warning("stream opened without some shards", missing=missing)
@@ -133,15 +133,15 @@ class RunningStream:
             self._end()
 
     def _end(self) -> None:
-        """Let no reader enter any more."""
-        if not self._is_over:
-            self._is_over = True
-            self._gone(self)
+        """Let no reader enter any more, and retire the stream."""
+        if not self._is_retired:
+            self._is_retired = True
+            self._retire(self)
 
     @property
     def has_opened(self) -> bool:
         """Whether ``wait_opened`` returns at once."""
-        return self._opened.done() and not self._is_over
+        return self._opened.done() and not self._is_retired
 
     async def wait_opened(self) -> None:
         """Wait until each remote has answered; after the deadline, one shard.
@@ -155,7 +155,7 @@ class RunningStream:
 
         No task of the stream is left. Idempotent.
         """
-        self._is_over = True
+        self._is_retired = True
         self._opened.cancel()
         self.waiting.cancel_step()
         for pending in (self._opening_timer, self._lingering, self._draining):
@@ -183,7 +183,7 @@ class RunningStream:
         """Remove a reader; after the last one the stream closes, at once or soon."""
         self.readers -= 1
         self._size_log()
-        if self.readers or self._is_over:
+        if self.readers or self._is_retired:
             return
         settings = self._settings
         if settings.share and self.healthy and settings.share_linger > 0:
@@ -204,7 +204,7 @@ class RunningStream:
     @property
     def healthy(self) -> bool:
         """Whether readers may enter: it is not closed, and has neither failed nor ended."""
-        return not self._is_over and self.merged.error is None and not self.merged.ended
+        return not self._is_retired and self.merged.error is None and not self.merged.ended
 
     def is_late(self, time: Timestamp) -> bool:
         """Return whether it is far behind ``time``, or is not healthy and never reaches it."""
@@ -321,7 +321,7 @@ class RunningStream:
 
     # The remotes.
 
-    def start(
+    def start_task(
         self, name: str, work: Callable[[], Awaitable[None]], context: Context | None = None
     ) -> asyncio.Task[None]:
         """Run ``work`` in a task; the stream fails if it raises, since events may be lost."""
@@ -348,7 +348,7 @@ class RunningStream:
             self._count_memory()
         self._remotes.follow_merge()
         if remote.topology and self.merged.membership.draining and self._draining is None:
-            self._draining = self.start("watch draining shards", self._watch_draining)
+            self._draining = self.start_task("watch draining shards", self._watch_draining)
         waited_for = self.waiting.has_readers or not self.has_opened
         self._read_scheduler.batch_arrived(remote, batch, now, waited_for=waited_for)
         if not self._opened.done() and all(each.in_merge.has_replied for each in self._remotes):
@@ -412,5 +412,5 @@ class RunningStream:
 
     def _count_memory(self) -> None:
         """Update the count of bytes held, unless closed: the rest is freed with the last reader."""
-        if not self._is_over:
+        if not self._is_retired:
             self._memory.size = self.merged.held_bytes + self.fan_out.held_bytes

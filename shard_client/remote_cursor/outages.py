@@ -52,6 +52,10 @@ class Outages:
             yield span
         self._parent = None
 
+    def record_end(self, error: CommandError) -> None:
+        """Record a failure that ends the cursor, which is no outage."""
+        self.last_error = error
+
     def record_failure(self, error: CommandError, since: float | None = None) -> float:
         """Record a failure; return the seconds for which the outage has lasted.
 

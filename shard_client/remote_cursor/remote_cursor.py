@@ -42,8 +42,8 @@ OpeningCommand = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
 
 
 CursorStatus = Literal["opening", "reading", "paused", "failing", "ended"]
-"""Beside its states, a cursor counts as paused from ``pause`` on, also while a reply is due, and as
-failing throughout an outage."""
+"""What a cursor does. Beside its states, it counts as paused from ``pause`` on, also while a reply
+is due, and as failing throughout an outage."""
 
 
 class RemoteCursor:
@@ -53,9 +53,9 @@ class RemoteCursor:
     paused. Unless paused, it sends the next ``getMore`` as soon as a batch has arrived. If the
     reply is large, it does so before splitting it, so that the shard does not wait for the router.
     After a resumable failure it reopens the cursor after its own last postBatchResumeToken, with
-    growing pauses, for up to ``failure_timeout``, and longer if it is read on. Any other failure
-    ends the cursor. If a member has not answered for ``reply_timeout``, it is sent a hello over
-    another connection. ``cursor_state`` has the states that it goes through.
+    growing pauses, for up to ``failure_timeout``, or as long as ``outlasts`` returns True. Any
+    other failure ends the cursor. If a member has not answered for ``reply_timeout``, it is sent a
+    hello over another connection. ``cursor_state`` has the states that it goes through.
 
     One task calls ``read`` again and again until it returns None or raises; ``close`` ends that.
     ``dialer`` finds the member to read from and connects to it; ``opening`` returns the command;
@@ -71,6 +71,7 @@ class RemoteCursor:
         clock: ClusterClock,
         settings: RemoteSettings,
         sent: SentCommands,
+        outlasts: Callable[[], bool],
         probing: Probing | None = None,
     ) -> None:
         self.name = name
@@ -81,6 +82,7 @@ class RemoteCursor:
         self._clock = clock
         self._settings = settings
         self._sent = sent
+        self._outlasts = outlasts
         self._batch_size = BatchSize(settings.batch_target_bytes)
         self._await_ms = max(1, round(settings.await_unknown * 1000))
         self.outages = Outages(name, Backoff(settings.backoff_first, settings.backoff_max))
@@ -104,7 +106,7 @@ class RemoteCursor:
 
     @property
     def status(self) -> CursorStatus:
-        """What the status page shows of the cursor."""
+        """What the cursor does now."""
         if self.failing_for is not None:
             return "failing"
         if isinstance(self._state, Closing | Ended):
@@ -126,16 +128,11 @@ class RemoteCursor:
         """
         return None if isinstance(self._state, Paused) else self.outages.lasted
 
-    @property
-    def in_outage(self) -> bool:
-        """Whether the last read has failed by an outage, so that the next one tries again."""
-        return isinstance(self._state, Failing)
-
     async def read(self) -> CursorBatch | None:
         """Return the next batch; None once the cursor is closed, or after an invalidated batch.
 
-        Call it again at once: the next getMore is sent then. Raises CommandError: the cursor has
-        failed; if ``in_outage``, another call tries again.
+        Call it again at once: the next getMore is sent then. Raises CommandError: a failure has
+        ended the cursor.
         """
         self._read_over.clear()
         try:
@@ -358,25 +355,23 @@ class RemoteCursor:
         batch.cursor_id, batch.invalidated = 0, True
 
     def _failed(self, error: CommandError) -> None:
-        """Go on to the state after a failure.
-
-        Raises CommandError if it is final, or if there is no time left to open the cursor again.
-        """
+        """Go on to the state after a failure; raises CommandError if that ends the cursor."""
         if isinstance(self._state, Closing | Ended):
             return
         if self._state.cursor is not None:
             self._dialer.kill_later(self._state.cursor)
         if not is_resumable(error):
-            self.outages.last_error = error
+            self.outages.record_end(error)
             self._become(Ended())
             raise error
-        self._become(Failing())
         self._link.leave_after(error)
         # A member that hangs has been failing since its answer was due.
         lasted = self.outages.record_failure(error, self._link.unanswered_since)
-        if lasted >= self._settings.failure_timeout:
+        if lasted >= self._settings.failure_timeout and not self._outlasts():
+            self._become(Ended())
             # The member may be back when a client resumes.
             raise error.with_labels(RESUMABLE_LABEL)
+        self._become(Failing())
 
     def _become(self, state: CursorState) -> None:
         """Go on to ``state``; while ``close`` runs, only note the cursor that is open now."""

@@ -9,7 +9,13 @@ from bson.timestamp import Timestamp
 from router.request.shard_commands import CONFIG
 from router.request.stream_request import StreamRequest
 from router.stream.merge.event_log import EventLog
-from router.stream.merge.merger import FIRST_EVENT, MergeInput, MergeOrderError, Merger
+from router.stream.merge.merger import (
+    FIRST_EVENT,
+    MergeInput,
+    MergeOrderError,
+    Merger,
+    SkippedTime,
+)
 from router.stream.merge.shard_membership import Membership, ShardSpan, covers_all
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
@@ -63,7 +69,7 @@ class MergedStream:
             self.membership.draining.update(draining)
         # The present shards come last: later events of the config server apply to them.
         skipped = FIRST_EVENT if request.starts_after_invalidate else None
-        skipped_times: dict[str, bytes | None] = dict.fromkeys(shards, skipped)
+        skipped_times: dict[str, SkippedTime] = dict.fromkeys(shards, skipped)
         for span in spans:
             if span.until is None:
                 skipped_times[span.shard] = span.skipped_time

@@ -23,8 +23,12 @@ _sort_key: Final = itemgetter(0)
 _raw_event: Final = itemgetter(1)
 """An event's sort key and its bytes."""
 
+SkippedTime = bytes | None
+"""The cluster time, as the beginning of a sort key, at which a remote's invalidate is skipped: None
+for none, where every invalidate ends the remote; or ``FIRST_EVENT``."""
+
 FIRST_EVENT: Final = b""
-"""As ``MergeInput.skipped_time``: the cluster time of the first event, which has not arrived."""
+"""The cluster time of the remote's first event, which has not arrived."""
 
 
 class MergeOrderError(Exception):
@@ -50,11 +54,8 @@ class MergeInput:
 
     ``watermark`` is a sort key, b"" until the first reply. A watermark that is passed to the
     constructor is assumed: the shard cannot have an event below it, as it joined later.
-    ``eligible`` is whether the watermark may become the high water mark. The remote's change
-    stream has ended at its watermark once it is ``invalidated``; its shard is gone once the
-    watermark has reached the sort key ``removed_at``. ``skipped_time`` is the cluster time, as the
-    beginning of a sort key, at which an invalidate is skipped: ``FIRST_EVENT`` until that event has
-    arrived, None if every invalidate ends the remote.
+    The remote's change stream has ended at its watermark once it is ``invalidated``; its shard is
+    gone once the watermark has reached the sort key ``removed_at``.
     """
 
     number: int
@@ -68,7 +69,7 @@ class MergeInput:
         *,
         topology: bool = False,
         watermark: bytes = b"",
-        skipped_time: bytes | None = None,
+        skipped_time: SkippedTime = None,
     ) -> None:
         self.target = target
         self.host = host
@@ -79,7 +80,8 @@ class MergeInput:
         self.buffered = 0
         """Bytes of memory that its unreleased events take."""
         self.watermark = watermark
-        self.eligible = not (watermark or topology)
+        self._can_be_mark = not (watermark or topology)
+        """Whether the watermark may become the high water mark of clients."""
         self.invalidated = False
         self.removed_at: bytes | None = None
         self.skipped_time = skipped_time
@@ -94,8 +96,8 @@ class MergeInput:
     @property
     def mark(self) -> KeyedToken | None:
         """The watermark, if it may become the high water mark."""
-        may_become = self.watermark and self.eligible
-        return KeyedToken(self.watermark, self._token) if may_become else None
+        is_mark = self.watermark and self._can_be_mark
+        return KeyedToken(self.watermark, self._token) if is_mark else None
 
     # Its life.
 
@@ -117,10 +119,10 @@ class MergeInput:
 
     # Its events.
 
-    def add_batch(self, events: list[Event], reached: KeyedToken, size: int) -> None:
+    def add_batch(self, events: list[Event], reached: KeyedToken, size: int) -> int:
         """Add one batch: ``events`` of ``size`` bytes in order, then the watermark ``reached``.
 
-        Takes ownership of the list. Raises MergeOrderError, and adds nothing, if the batch is out
+        Takes ownership of the list; returns the memory that it takes. Raises MergeOrderError, and adds nothing, if the batch is out
         of order, goes below the earlier watermark or above the new one.
         """
         key, watermark = reached.key, self.watermark
@@ -140,21 +142,23 @@ class MergeInput:
             # Sorting a sorted list is the fastest check that it is sorted.
             if sorted(events, key=_sort_key) != events:
                 raise MergeOrderError("a batch is not in the order of its tokens")
-        self.eligible = self._is_eligible(key, has_events=bool(events))
+        self._can_be_mark = self._may_be_mark(key, has_events=bool(events))
         self.watermark, self._token = reached
         if not events or self.topology:
-            return
-        self.buffered += weight(len(events), size)
+            return 0
+        added = weight(len(events), size)
+        self.buffered += added
         self.runs.append(_Run(events, size))
+        return added
 
-    def _is_eligible(self, key: bytes, *, has_events: bool) -> bool:
+    def _may_be_mark(self, key: bytes, *, has_events: bool) -> bool:
         """Return whether a watermark may become the high water mark
         (docs/protocol.md#sharded-cluster)."""
         if not self.topology:
             return key != self._skipped
         if has_events:
             return False
-        return self.eligible or (self.has_replied and key > self.watermark)
+        return self._can_be_mark or (self.has_replied and key > self.watermark)
 
     def bound(self, count: int, bound: bytes) -> bytes:
         """Return the smaller of ``bound`` and the sort key of the remote's ``count``-th event."""
@@ -273,12 +277,12 @@ class Merger:
         earlier watermark or above its new one.
         """
         remote = self.remotes[number]
-        watermark, held = remote.watermark, remote.buffered
-        remote.add_batch(events, reached, size)
+        watermark = remote.watermark
+        added = remote.add_batch(events, reached, size)
         self._watermarks.remove((watermark, number))
         self._watermarks.add((reached.key, number))
-        if remote.buffered != held:
-            self.buffered += remote.buffered - held
+        if added:
+            self.buffered += added
             self._nonempty[number] = remote
 
     def clear(self) -> None:

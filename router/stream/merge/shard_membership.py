@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, Self
 import bson
 from bson.timestamp import Timestamp
 
-from router.stream.merge.merger import MergeInput, Merger
+from router.stream.merge.merger import MergeInput, Merger, SkippedTime
 from shard_client.bson.resume_token import cluster_time_of, first_key, next_tick
 from shard_client.remote_cursor.cursor_reply import Event
 
@@ -19,14 +19,14 @@ class ShardSpan(NamedTuple):
     """A shard that a stream reads, or has read, from ``since`` on.
 
     ``until`` is the sort key that the shard's remote had to reach when the shard left, or None
-    while no removal has been seen. ``skipped_time`` is as for ``MergeInput``.
+    while no removal has been seen.
     """
 
     shard: str
     host: str
     since: Timestamp
     until: bytes | None
-    skipped_time: bytes | None = None
+    skipped_time: SkippedTime = None
 
     @classmethod
     def of(cls, remote: MergeInput) -> Self:

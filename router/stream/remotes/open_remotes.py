@@ -139,6 +139,7 @@ class OpenRemotes:
             clock=shared.cluster.clock,
             settings=shared.settings,
             sent=shared.loads.of(remote.target),
+            outlasts=partial(self._outlasts, remote),
             probing=probing,
         )
 
@@ -169,8 +170,6 @@ class OpenRemotes:
             try:
                 batch = await cursor.read()
             except CommandError as error:
-                if cursor.in_outage and self._outlasts(remote):
-                    continue
                 if remote.number in self._by_number and remote.cursor is cursor:
                     self._failed(remote, error)
                 return
@@ -179,7 +178,7 @@ class OpenRemotes:
             self._pass_on(remote, batch)
             del batch  # the merge owns the events, and frees them while the next is awaited
 
-    def _outlasts(self, remote: Remote) -> bool:
+    def _outlasts(self, remote: MergeInput) -> bool:
         """Return whether the stream waits for a remote however long it is away.
 
         No event is lost while the low watermark stands still, and a client that resumed would not

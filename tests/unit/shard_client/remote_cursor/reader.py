@@ -60,6 +60,7 @@ class Reader:
             clock=self.clock,
             settings=self.settings,
             sent=self.sent,
+            outlasts=lambda: False,
             probing=Probing(
                 opening=lambda pbrt: progress_command(*self.opening(pbrt), pbrt),
                 fragments=self.fragments,
