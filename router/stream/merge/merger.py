@@ -122,8 +122,9 @@ class MergeInput:
     def add_batch(self, events: list[Event], reached: KeyedToken, size: int) -> int:
         """Add one batch: ``events`` of ``size`` bytes in order, then the watermark ``reached``.
 
-        Takes ownership of the list; returns the memory that it takes. Raises MergeOrderError, and adds nothing, if the batch is out
-        of order, goes below the earlier watermark or above the new one.
+        Takes ownership of the list; returns the memory that it takes. Raises MergeOrderError, and
+        adds nothing, if the batch is out of order, goes below the earlier watermark or above the
+        new one.
         """
         key, watermark = reached.key, self.watermark
         if key < watermark:
