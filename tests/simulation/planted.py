@@ -47,7 +47,8 @@ _NOT_BETWEEN = frozenset(
         "_enter", "_fail_opening", "_join", "_leave", "_locate", "_make_main", "_new",
         "_new_cursor", "_open_without_late", "_retire", "_size_log", "_stop_if_broken",
         "cancel_step", "change", "charge_probes", "clear", "close", "compile_filter",
-        "compile_project", "compile_unset", "describe", "end_delay", "enter", "fail", "find_or_open", "interrupt",
+        "compile_project", "compile_unset", "describe", "end_delay", "enter", "fail",
+        "find_or_open", "interrupt",
         "leave", "locate", "open", "remote_failed", "remove", "retire_remote", "starting_point",
         "stop_reading", "wait_opened",
     }
