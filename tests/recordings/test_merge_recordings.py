@@ -8,7 +8,7 @@ import pytest
 
 from router.request.stream_request import parse_request
 from shard_client.bson.resume_token import ResumeToken
-from shard_client.remote_cursor.cursor_reply import token_key, token_of
+from shard_client.remote_cursor.cursor_reply import token_of
 from tests.doubles.scripted_streams import Driver, PrivateStream, Script, keyed
 from tests.recordings.recorded import Reply, events, header, of, shards, streams
 
@@ -28,29 +28,15 @@ def scripts(stream: str) -> dict[str, Script]:
     return {**found, "config": script(of("config.shards", "config"))}
 
 
-def hosts(*, known: int = 4) -> dict[str, str]:
-    return dict(header()["shards"][:known])
-
-
-def command_of(stream: str) -> tuple[str, dict]:
-    reply = of(stream, "mongos")[0]
-    namespace = bson.decode(reply.raw)["cursor"]["ns"]
-    return namespace.partition(".")[0], dict(reply.command)
-
-
-def open_stream(stream: str, *, known: int = 4, options: dict | None = None) -> PrivateStream:
-    database, command = command_of(stream)
-    if options is not None:
-        spec = command["pipeline"][0]["$changeStream"]
-        kept = {k: v for k, v in spec.items() if k != "startAtOperationTime"}
-        stages = command["pipeline"][1:]
-        command["pipeline"] = [{"$changeStream": {**kept, **options}}, *stages]
-    request = parse_request(database, command)
+def open_stream(stream: str, *, known: int) -> PrivateStream:
+    opening = of(stream, "mongos")[0]
+    database = bson.decode(opening.raw)["cursor"]["ns"].partition(".")[0]
+    request = parse_request(database, dict(opening.command))
     start = request.start_time
     assert start is not None
     return PrivateStream(
         request,
-        hosts(known=known),
+        dict(header()["shards"][:known]),
         start_at=start,
         topology_from=header()["start"],
         token_version=1,
@@ -84,34 +70,3 @@ def test_recorded_batches_merge_into_mongos_s_events(stream, known, seed):
         assert driver.taken[-1].pbrt == recorded[-1].pbrt
         assert not driver.taken[-1].events
     assert "shard3" in driver.opened or driver.taken[-1].closed
-
-
-@pytest.mark.parametrize("stream", WHOLE)
-def test_resuming_after_any_event_gives_the_rest(stream):
-    rnd = Random(stream)
-    recorded = list(events(of(stream, "mongos")))
-    for _ in range(12):
-        token = rnd.choice(tokens(recorded))
-        key = token_key(token)
-        if ResumeToken.parse(bson.decode(token)).from_invalidate:
-            continue
-        merged = open_stream(stream, options={"resumeAfter": bson.decode(token)})
-        driver = Driver(merged, scripts(stream), rnd).run()
-        rest = [event for event in recorded if token_key(token_of(event)) > key]
-        assert_same_events(driver.events, rest)
-        assert token_key(driver.taken[0].pbrt) >= key
-
-
-def test_a_version_1_token_resumes_a_version_2_stream():
-    """Splitting large events makes 6.0's shards use version 2, while a client may use version 1."""
-    older = next(
-        event
-        for event in events(of("db", "mongos"))
-        if bson.decode(event).get("ns", {}).get("coll") == "big"
-    )
-    expected = list(events(of("coll-big-split", "mongos")))
-    for seed in range(5):
-        options = {"resumeAfter": bson.decode(token_of(older))}
-        merged = open_stream("coll-big-split", options=options)
-        driver = Driver(merged, scripts("coll-big-split"), Random(seed)).run()
-        assert_same_events(driver.events, expected[1:])

@@ -3,7 +3,6 @@ from bson import Int64, Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard_client.bson.resume_token import next_tick
 from shard_client.cluster_clock import ClusterClock
 
 ticks = st.builds(
@@ -41,11 +40,3 @@ def test_a_time_far_ahead_of_the_wall_clock_is_ignored():
     clock.advance(gossip(Timestamp(1_000_010, 1)))
     clock.advance(gossip(Timestamp(1_000_000 + 366 * 86_400, 1)))
     assert clock.time == Timestamp(1_000_010, 1)
-
-
-@given(ticks)
-def test_the_next_tick_follows_the_time(time: Timestamp):
-    if (time.time, time.inc) != (2**32 - 1, 2**32 - 1):
-        following = next_tick(time)
-        assert following.as_datetime() >= time.as_datetime()
-        assert (following.time << 32 | following.inc) == (time.time << 32 | time.inc) + 1

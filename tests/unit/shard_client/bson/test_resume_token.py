@@ -17,8 +17,7 @@ from shard_client.bson.resume_token import (
     version_of,
 )
 from shard_client.bson.values import MalformedValueError
-from shard_client.remote_cursor.cursor_reply import event_key, token_of
-from tests.unit.router.made_tokens import data_of, event
+from tests.unit.router.made_tokens import data_of
 from tests.unit.shard_client.bson_values import documents
 
 T = "82620B98E500000002"
@@ -62,14 +61,6 @@ def test_any_other_input_is_malformed(junk):
         except MalformedValueError:
             continue
         assert parse(token.data.decode()).data == token.data
-
-
-def test_the_token_of_an_event():
-    data = data_of(5, 3)
-    assert bson.decode(token_of(event(data)[1])) == {"_data": data}
-    moved = bson.encode({"a": 1, "_id": {"_data": data}})
-    assert bson.decode(token_of(moved)) == {"_data": data}
-    assert event_key(moved) == event_key(event(data)[1]) == data.encode()
 
 
 def made(version: int, identifier: dict, **more) -> ResumeToken:

@@ -16,11 +16,8 @@ from shard_client.wire.frames import (
     EXHAUST_ALLOWED,
     MORE_TO_COME,
     OP_MSG,
-    OP_QUERY,
     OpMsg,
-    OpQuery,
     build_msg,
-    build_op_reply,
     compress_frame,
     frame_length,
     more_to_come,
@@ -28,7 +25,7 @@ from shard_client.wire.frames import (
     reply_body,
     with_ids,
 )
-from tests.doubles.old_driver import build_op_query, op_reply_document
+from tests.doubles.old_driver import build_op_query
 from tests.unit.shard_client.bson_values import documents, names
 
 PING = bson.encode({"ping": 1, "$db": "admin"})
@@ -44,19 +41,6 @@ sequences_of_documents = st.dictionaries(
 def _frame(content: bytes, op_code: int = OP_MSG) -> bytes:
     head = (16 + len(content), 1, 0, op_code)
     return b"".join(number.to_bytes(4, "little") for number in head) + content
-
-
-def test_a_driver_s_ping_is_encoded_byte_for_byte():
-    # Header, flags, kind, body, byte for byte.
-    frame = bytes.fromhex(
-        "33000000 07000000 00000000 dd070000 00000000 00"
-        "1e000000 1070696e67000100000002246462000600000061646d696e0000"
-    )
-    assert build_msg(PING, request_id=7) == frame
-    message = parse_message(frame)
-    assert (message.request_id, message.response_to, message.op_code) == (7, 0, OP_MSG)
-    assert message.payload == OpMsg(0, PING)
-    assert frame[BODY_OFFSET:] == PING
 
 
 def _crc32c(data: bytes) -> int:
@@ -123,16 +107,6 @@ def test_other_ids_keep_the_message_valid(flags):
     assert b"".join(with_ids(frame, request_id=9, response_to=8)) == build_msg(
         PING, request_id=9, response_to=8, flags=flags
     )
-
-
-@given(documents, ids)
-def test_op_query_and_op_reply_round_trips(document, request_id):
-    raw = bson.encode(document)
-    query = parse_message(build_op_query("admin.$cmd", raw, request_id=request_id))
-    assert query.op_code == OP_QUERY
-    assert query.payload == OpQuery("admin.$cmd", raw)
-    reply = build_op_reply(raw, request_id=1, response_to=request_id)
-    assert op_reply_document(reply, response_to=request_id) == raw
 
 
 EMPTY = b"\x05\0\0\0\0"
