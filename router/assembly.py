@@ -33,6 +33,7 @@ from router.counters.loads import measure_lag
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort
 from router.limits.client_limits import FOR_FEEDS, supported_connections
+from router.peers.messages import IdentityRead, UseUpstream
 from router.peers.peers import Peers
 from router.server.listener import Listener
 from router.stream.open_streams import OpenStreams
@@ -162,13 +163,17 @@ def _keep_current(tasks: OwnedTasks, process: ServingProcess, servers: "_Servers
     """Run what goes on beside the clients; return an event for the version: it is known."""
     peers, certificates = process.peers, process.certificates
     if peers is not None and servers.mongos is not None:
-        servers.mongos.moved = peers.announce_upstream
+        servers.mongos.moved = lambda *choice: peers.tell_parent(UseUpstream(*choice))
     if certificates is not None and certificates.towards_cluster is not None:
         certificates.rotated = servers.cluster.renew_monitors
     tasks.run(keep_slack_small, process.cursors.memory, name="give back freed memory")
     if process.checks is not None:
         tasks.run(measure_lag, process.cursors.loads.loop_lag)
-    report = process.server.become if peers is None else peers.announce
+    report = (
+        process.server.become
+        if peers is None
+        else lambda identity: peers.tell_parent(IdentityRead(identity))
+    )
     version, known = ClusterVersion(*servers, report), asyncio.Event()
     # The first process keeps the version current for all.
     once = peers is not None and peers.number > 1
@@ -250,7 +255,7 @@ def _cursors(
         OpenStreams(servers.cluster, of_streams),
         new_id=None if peers is None else peers.new_cursor_id,
         mongos=lend,
-        sent_time=None if access is None else access.times.newest_raw,
+        sent_time=None if access is None else lambda: access.times.newest[0],
     )
     if access is not None:
         access.users.changed = cursors.revoke

@@ -31,11 +31,11 @@ class ClusterClock:
         self._wall = wall
         self.raw: bytes | None = None
         """The newest ``$clusterTime`` document as raw BSON, or None before the first."""
-        self.newest_signed: tuple[bytes, Timestamp] | None = None
+        self.newest_signed: tuple[bytes, Timestamp] | tuple[None, None] = None, None
         """The newest document that a server has signed with a key, with its time.
 
-        None if there is none: servers sign nothing without authentication, nor for a connection
-        that may advance the clock.
+        None for both if there is none: servers sign nothing without authentication, nor for a
+        connection that may advance the clock.
         """
         self.ordinal = 0
         """The newest cluster time as seconds << 32 | increment, 0 before the first."""

@@ -64,6 +64,10 @@ class SigningKey:
         return hmac.digest(self.key, _ordinal.pack(ordinal | _RANGE), "sha1")
 
 
+SignedTime = tuple[bytes, Timestamp] | tuple[None, None]
+"""A signed ``$clusterTime`` as raw BSON, and its time; None for both where there is none."""
+
+
 class SignedTimes:
     """The cluster times that may be given to clients.
 
@@ -76,14 +80,14 @@ class SignedTimes:
         self._keys: tuple[SigningKey, ...] = ()
         self._refused = False
         """Whether the config server has last refused to show the keys."""
-        self._last: tuple[bytes, Timestamp] | None = None
+        self._last: SignedTime = None, None
         self._last_ordinal = 0
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
 
     @property
-    def newest(self) -> tuple[bytes, Timestamp] | None:
-        """The newest signed ``$clusterTime`` as raw BSON, and its time; None while there is none.
+    def newest(self) -> SignedTime:
+        """The newest signed ``$clusterTime`` as raw BSON, and its time.
 
         mongos, too, sends no times to clients before it has keys.
         """
@@ -91,7 +95,7 @@ class SignedTimes:
         if not self._keys:
             return clock.newest_signed
         ordinal = clock.ordinal
-        if ordinal != self._last_ordinal or self._last is None:
+        if ordinal != self._last_ordinal or self._last[0] is None:
             key = self._key(ordinal)
             if key is None:
                 return clock.newest_signed
@@ -100,11 +104,6 @@ class SignedTimes:
             self._last = encode({"clusterTime": time, "signature": signature}), time
             self._last_ordinal = ordinal
         return self._last
-
-    def newest_raw(self) -> bytes | None:
-        """Return the newest signed ``$clusterTime`` as raw BSON; None while there is none."""
-        newest = self.newest
-        return None if newest is None else newest[0]
 
     async def check(self, cluster_time: Mapping[str, Any]) -> None:
         """Check the signature of a client's ``$clusterTime``, as mongos checks it.
@@ -189,7 +188,7 @@ class SignedTimes:
                 ErrorCode.FailedToParse, "admin.system.keys cannot be read"
             ) from None
         self._keys = tuple(sorted(keys, key=lambda key: key.expires))
-        self._last = None
+        self._last = None, None
 
 
 def _signing_key(document: Any) -> SigningKey:

@@ -12,11 +12,11 @@ import structlog
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
-from router.catalog.shard_list import ShardList, ShardListReader
+from router.catalog.shard_list import ShardList, read_shard_list
 from router.catalog.wire_versions import WireVersions
 from router.request.shard_commands import CONFIG
 from router.stream_settings import StreamSettings
-from router.tasks import AwaitedTasks
+from router.tasks import AwaitedTasks, SharedAnswer
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import (
@@ -103,9 +103,9 @@ class Cluster:
         self._closing = AwaitedTasks()
         self.pool = ConnectionPool(self._settings.pool, access=access)
         self.cursor_reaper = CursorReaper(self.pool.borrow)
-        self._list = ShardListReader(
-            partial(self.lend, CONFIG), self.clock, self._settings, self._adopt
-        )
+        self._listing = SharedAnswer(self._read_list, "read the shard list")
+        self._unlisted: CommandError | None = None
+        """Why the list could not be read at the last attempt of the reading in progress."""
 
     async def shards(self, timeout: float | None = None) -> ShardList:
         """Return the shard list, read after this call; concurrent callers share one read.
@@ -116,10 +116,35 @@ class Cluster:
         if not self.sharded:
             return ShardList(self._hosts, None, Timestamp(0, 0))
         try:
-            return await self._list.get(self._settings.open_timeout if timeout is None else timeout)
+            async with asyncio.timeout(self._settings.open_timeout if timeout is None else timeout):
+                return await self._listing.get()
         except TimeoutError:
             config = self._sets[CONFIG]
-            raise NoMemberError(PRIMARY, config.name, config.causes) from None
+            failure = self._unlisted or NoMemberError(PRIMARY, config.name, config.causes)
+            raise failure.with_labels(RESUMABLE_LABEL) from None  # each caller has its own copy
+
+    async def _read_list(self) -> ShardList:
+        """Read the list, again and again, while the failure may be over soon and a caller waits."""
+        backoff = Backoff(self._settings.backoff_first, self._settings.backoff_max)
+        self._unlisted = None
+        while True:
+            try:
+                async with self.lend(CONFIG) as config:
+                    timeout = self._settings.reply_timeout
+                    listed = await read_shard_list(config, self.clock, timeout)
+            except NetworkError as error:
+                failure = from_network(error, "the config server")
+            except CommandError as error:
+                if not is_resumable(error):
+                    raise
+                failure = error
+            else:
+                self._adopt(listed)
+                return listed
+            report = log.debug if self._unlisted else log.warning
+            report("cannot read the shard list", error=str(failure))
+            self._unlisted = failure
+            await asyncio.sleep(backoff.next_pause())
 
     @asynccontextmanager
     async def lend(
@@ -236,7 +261,7 @@ class Cluster:
 
     async def close(self) -> None:
         """Close the cluster's monitors and connections."""
-        await self._list.close()
+        await self._listing.close()
         await self.cursor_reaper.close()
         self.pool.close()
         for target in list(self._sets):
@@ -244,7 +269,7 @@ class Cluster:
         await self._closing.wait()
 
     def _adopt(self, listed: ShardList) -> None:
-        """Monitor the shards of the newest list; raises ValueError for an invalid host string."""
+        """Monitor the shards of the newest list."""
         for shard, host in listed.hosts.items():
             if self._hosts.get(shard) != host:
                 self._follow(shard, host)

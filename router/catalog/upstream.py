@@ -91,8 +91,8 @@ class UpstreamMongos:
             _LENT, connect=lambda address, _timeout: self.connect_to(address, self.user)
         )
         self._own_id = own_id
-        self.moved: Callable[[UpstreamMongos], None] = lambda _upstream: None
-        """Called when this process has switched, so that the others do."""
+        self.moved: Callable[[int, int], None] = lambda _chosen, _generation: None
+        """Called when this process has switched, with its choice, so that the others do."""
         self._access = access
 
     async def serves(self, address: Address) -> bool:
@@ -183,7 +183,7 @@ class UpstreamMongos:
                     next=format_address(address),
                 )
                 self.chosen, self.generation = index, generation + 1
-                self.moved(self)
+                self.moved(index, self.generation)
             return connection
         log.warning("Upstream mongos is unreachable", failures=failures)
         raise CommandError(

@@ -140,7 +140,7 @@ class ServingProcess:
         """
         if self.access is None:
             return self.clock.raw, self.clock.time
-        return self.access.times.newest or (None, None)
+        return self.access.times.newest
 
     def advance_clock(self, reply: bytes) -> None:
         """Advance the clock to the cluster time in another server's reply, a whole frame."""

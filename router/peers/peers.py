@@ -11,10 +11,8 @@ import structlog
 from bson.int64 import Int64
 
 from router.catalog.server_link import ServerLink
-from router.catalog.upstream import UpstreamMongos
-from router.catalog.version import ServerIdentity
 from router.peers.cursor_ids import new_cursor_id, worker_of
-from router.peers.messages import IdentityRead, UseUpstream, WorkerMessage
+from router.peers.messages import WorkerMessage
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Address, Connection
 
@@ -155,14 +153,6 @@ class Peers:
         """Return the other worker that may own a cursor; None for our own and the upstream's."""
         number = worker_of(self._mark, cursor_id)
         return self._others.get(number) if number is not None else None
-
-    def announce(self, identity: ServerIdentity) -> None:
-        """Make all workers report the cluster's identity, through the parent."""
-        self.tell_parent(IdentityRead(identity))
-
-    def announce_upstream(self, upstream: UpstreamMongos) -> None:
-        """Make all workers use the mongos that this one has moved to, through the parent."""
-        self.tell_parent(UseUpstream(upstream.chosen, upstream.generation))
 
     async def ask_all(self, database: str, command: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
         """Run a command on every other worker; return the answers received."""

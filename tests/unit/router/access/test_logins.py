@@ -238,7 +238,7 @@ def test_signatures_cover_a_range_of_times() -> None:
 
 def test_the_clock_keeps_the_newest_signed_time() -> None:
     clock = ClusterClock()
-    assert clock.newest_signed is None
+    assert clock.newest_signed == (None, None)
     clock.advance(cluster_time(5, 9))
     clock.advance(cluster_time(6, 0))
     assert clock.time == Timestamp(6, 1)
