@@ -66,10 +66,7 @@ async def process_status(process: ServingProcess, *, details: bool, checks: bool
         "lowWatermarkWaits": cursors.loads.low_watermark_waits.to_document(),
         "replyDelays": cursors.loads.reply_delays.to_document(),
         "errors": _by_name(process.counters.errors),
-        "places": {
-            "cursor": cursors.earliest_resume_time,
-            "departed": cursors.earliest_departed_resume_time,
-        },
+        "places": cursors.places,
         "cpuTime": time.process_time(),
         "residentBytes": resident_bytes(),
         "unwrittenLogLines": RECENT.unwritten,

@@ -238,15 +238,17 @@ class CursorRegistry:
             yield max(0.0, end - cluster_seconds_of(cursor.needs)), cursor
 
     @property
-    def earliest_resume_time(self) -> Timestamp | None:
-        """The earliest cluster time from which an open cursor may resume; None without cursors."""
-        earliest = min((cursor.needs for cursor in self._cursors.values()), default=None)
-        return None if earliest is None else cluster_time_of(earliest)
+    def places(self) -> dict[str, Timestamp | None]:
+        """The earliest cluster times from which clients may resume; None where there is none.
 
-    @property
-    def earliest_departed_resume_time(self) -> Timestamp | None:
-        """The same for cursors that clients have left within a day without opening them again."""
-        return self._departed.earliest(self._loop.time())
+        "cursor" is that of the open cursors, "departed" that of cursors that clients have left
+        within a day without opening them again.
+        """
+        earliest = min((cursor.needs for cursor in self._cursors.values()), default=None)
+        return {
+            "cursor": None if earliest is None else cluster_time_of(earliest),
+            "departed": self._departed.earliest(self._loop.time()),
+        }
 
     def has_another_users(self, cursor_ids: Iterable[int], owner: Owner) -> bool:
         """Return whether another user has opened one of these cursors."""

@@ -100,7 +100,7 @@ class FakeCursors:
         self.admission = Admission(StreamSettings(), self.memory)
         self.place = Timestamp(1795163220, 1)
         self.behind = 0.0
-        self.earliest_departed_resume_time: Timestamp | None = None
+        self.departed: Timestamp | None = None
         self.connections: dict[Address, PoolCounts] = {}
         self.pool = SimpleNamespace(counts=self.connections)
 
@@ -162,8 +162,8 @@ class FakeCursors:
         ]
 
     @property
-    def earliest_resume_time(self) -> Timestamp | None:
-        return self.place if self.cursors else None
+    def places(self) -> dict[str, Timestamp | None]:
+        return {"cursor": self.place if self.cursors else None, "departed": self.departed}
 
     def has_another_users(self, cursor_ids: Iterable[int], owner: Owner) -> bool:
         return False

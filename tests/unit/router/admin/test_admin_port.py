@@ -92,7 +92,7 @@ async def test_history_is_counted_from_the_oldest_entry_to_the_farthest_client()
             "shop", {"aggregate": "orders", "pipeline": [{"$changeStream": {}}], "cursor": {}}
         )
         made.cursors.place = Timestamp(NOW - 3000, 1)
-        made.cursors.earliest_departed_resume_time = Timestamp(NOW - 4000, 1)
+        made.cursors.departed = Timestamp(NOW - 4000, 1)
         found = await scrape(made)
     assert not [name for name, _labels in before if name.endswith("history_left_seconds")]
     assert value(found, "history_left_seconds", shard="north", place="cursor") == 600
