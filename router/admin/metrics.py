@@ -4,8 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 from bson.timestamp import Timestamp
@@ -17,7 +19,6 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
 from router.admin.router_status import RouterStatus
 from router.stream.remotes.remote import REASONS
@@ -153,31 +154,25 @@ def exposition(status: RouterStatus, accept: str) -> tuple[bytes, str]:
         encode, content_type = choose_encoder(accept)
     except (TypeError, ValueError):  # it names a version that is no number
         encode, content_type = choose_encoder("")
-    return encode(StatusCollector(status)), content_type
+    return encode(SimpleNamespace(collect=partial(_metrics, _figures(status)))), content_type
 
 
-class StatusCollector(Collector):
-    """Yields the metrics of one status."""
-
-    def __init__(self, status: RouterStatus) -> None:
-        self._figures = _figures(status)
-
-    def collect(self) -> Iterable[Metric]:
-        """Yield all metrics; those whose figures are unknown have no samples."""
-        build = {"version": version("mergerouter")}
-        if "status" in self._figures:
-            build["mongodb_version"] = str(self._figures["status"]["version"])
-        yield InfoMetricFamily(_PREFIX + "build", "The router's version.", build)
-        for row in ROWS:
-            metric = row.kind(_PREFIX + row.name, row.text, labels=row.labels)
-            for labels, value in _values(self._figures, row.full_path.split(".")):
-                if isinstance(metric, HistogramMetricFamily):
-                    counts = value["counts"]
-                    buckets = list(zip(counts, accumulate(counts.values()), strict=True))
-                    metric.add_metric(labels, buckets, value["total"])
-                else:
-                    metric.add_metric(labels, _number(value))
-            yield metric
+def _metrics(figures: Mapping[str, Any]) -> Iterable[Metric]:
+    """Yield all metrics; those whose figures are unknown have no samples."""
+    build = {"version": version("mergerouter")}
+    if "status" in figures:
+        build["mongodb_version"] = str(figures["status"]["version"])
+    yield InfoMetricFamily(_PREFIX + "build", "The router's version.", build)
+    for row in ROWS:
+        metric = row.kind(_PREFIX + row.name, row.text, labels=row.labels)
+        for labels, value in _values(figures, row.full_path.split(".")):
+            if isinstance(metric, HistogramMetricFamily):
+                counts = value["counts"]
+                buckets = list(zip(counts, accumulate(counts.values()), strict=True))
+                metric.add_metric(labels, buckets, value["total"])
+            else:
+                metric.add_metric(labels, _number(value))
+        yield metric
 
 
 def _figures(status: RouterStatus) -> dict[str, Any]:
