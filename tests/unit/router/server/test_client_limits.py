@@ -125,7 +125,9 @@ async def answer(asked: Asked) -> None:
 async def secured(limits: ClientLimits) -> AsyncIterator[tuple[Facade, FairLimit]]:
     """Listen with authorization; logins are relayed to a scripted mongos."""
     in_progress = FairLimit(limits.logins_in_progress)
-    access: Any = SimpleNamespace(in_progress=in_progress, times=SimpleNamespace(newest=None))
+    access: Any = SimpleNamespace(
+        in_progress=in_progress, times=SimpleNamespace(newest=(None, None))
+    )
     async with (
         scripted_server(answer) as mongos,
         facade(
@@ -275,7 +277,9 @@ async def flooded(router: Facade, clients: int) -> list[int]:
 
 @pytest.mark.parametrize(("login", "most"), [(False, 8), (True, 1)])
 async def test_pipelined_messages_leave_the_loop_to_others(login: bool, most: int) -> None:
-    access: Any = SimpleNamespace(in_progress=FairLimit(1), times=SimpleNamespace(newest=None))
+    access: Any = SimpleNamespace(
+        in_progress=FairLimit(1), times=SimpleNamespace(newest=(None, None))
+    )
     async with facade(access=access if login else None) as router:
         counts = await flooded(router, 20)
     assert max(counts) <= most

@@ -97,7 +97,7 @@ async def test_a_large_stream_of_a_user_without_rights_is_refused_undecoded(
     user = User(UserName("alice", "db"))
     login = SimpleNamespace(user=user, begun_at=None, close=lambda: None)
     monkeypatch.setattr("router.server.listener.Login", lambda *_: login)
-    access: Any = SimpleNamespace(times=SimpleNamespace(newest=None))
+    access: Any = SimpleNamespace(times=SimpleNamespace(newest=(None, None)))
     command = {**WATCH, "pipeline": [*WATCH["pipeline"], stage]}
     if explained:
         command = {"explain": command}
