@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 
 import anyio
@@ -11,9 +11,8 @@ import structlog
 
 from router.accepting_port import BACKLOG, accept, bind, peer_address
 from router.limits.connection_limit import ConnectionLimit
-from router.peers.messages import Port, ServeClient
+from router.peers.messages import Load, Port, ServeClient
 from router.workers.child import Child
-from router.workers.placement import choose_worker
 
 log = structlog.get_logger(component="NETWORK")
 
@@ -22,6 +21,7 @@ _KNOWN_FOR = 0.1
 """Seconds for which the loads are not asked for again, as when many clients connect at once."""
 _RECENT = 1.0
 """Seconds within which a new connection opens a stream, if it does."""
+_QUARTERS = 4
 
 
 class ConnectionDispatcher:
@@ -130,3 +130,33 @@ class ConnectionDispatcher:
                 return
         if kind == "driver":
             self._limit.release(address)
+
+
+def choose_worker(loads: Mapping[int, Load], recent: Mapping[int, int], last: int) -> int:
+    """Return the number of the least loaded worker.
+
+    Load is counted in quarters of a core: the quarters used recently, plus one for each recent
+    connection, which may open a cursor, plus one for each cursor beyond the smallest number of
+    cursors of any worker. The last term is limited to less than a whole core, since one cursor can
+    be more work than a thousand quiet ones. Ties are broken by open cursors, then by connections,
+    then round-robin.
+
+    Args:
+        loads: the workers that accept connections, at least one.
+        recent: each worker's number of recent connections.
+        last: the worker chosen last.
+    """
+    least = min(load.cursors for load in loads.values())
+
+    def burden(number: int) -> tuple[int, int, int, bool, int]:
+        load = loads[number]
+        more = min(load.cursors - least, _QUARTERS - 1)
+        return (
+            round(load.busy * _QUARTERS) + recent.get(number, 0) + more,
+            load.cursors,
+            load.connections,
+            number <= last,
+            number,
+        )
+
+    return min(loads, key=burden)

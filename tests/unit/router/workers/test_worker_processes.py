@@ -30,8 +30,7 @@ from router.peers.messages import (
 from router.tasks import OwnedTasks
 from router.workers.channel import Channel, socket_pair
 from router.workers.child import Child, WorkerStart
-from router.workers.dispatcher import ConnectionDispatcher
-from router.workers.placement import choose_worker
+from router.workers.dispatcher import ConnectionDispatcher, choose_worker
 from router.workers.supervisor import Supervisor, WorkerFailedError
 from router.workers.worker import _handle_messages
 from tests.harness.until import PATIENCE, until
