@@ -23,9 +23,6 @@ _ANSWER_TIMEOUT = 2.0
 _PAUSE_AFTER_TIMEOUT = 10.0
 """Seconds without further requests to a worker that did not answer in time."""
 
-_MOST_TO_KILL = 10_000
-"""Cursors that a worker could not be asked to kill, and that are named to it again."""
-
 ON_BEHALF_OF: Final = "$onBehalfOf"
 """The field of a command that names the user for whom another worker passes it on."""
 
@@ -43,8 +40,6 @@ class Peer:
         self._address = (private_address(folder, number), 0)
         self._link = ServerLink(self)
         self._paused_until = 0.0
-        self._killing = asyncio.Lock()
-        self._to_kill: dict[Int64, str | None] = {}
 
     async def connect(self) -> Connection:
         """Open a connection to the worker; raises NetworkError, CommandError."""
@@ -82,23 +77,13 @@ class Peer:
             return None
 
     async def kill_cursor(self, cursor_id: int, user: str | None) -> None:
-        """Kill a cursor of ``user``, in bounded time; calls at once take turns.
+        """Kill a cursor of ``user``, in bounded time.
 
-        If the worker does not answer, the next call kills the cursor.
+        If the worker does not answer, the cursor ends when it has been idle for too long.
         """
-        self._to_kill[Int64(cursor_id)] = user
-        if len(self._to_kill) > _MOST_TO_KILL:
-            del self._to_kill[next(iter(self._to_kill))]
-        async with self._killing:
-            while self._to_kill:
-                killed, owner = next(iter(self._to_kill.items()))
-                behalf = {} if owner is None else {ON_BEHALF_OF: owner}
-                # Each has its own command: a worker that refuses one of several kills none.
-                with suppress(CommandError):  # such as the cursor of another user
-                    command = {"killCursors": "", "cursors": [killed], **behalf}
-                    if await self.ask("admin", command) is None:
-                        break
-                self._to_kill.pop(killed, None)
+        behalf = {} if user is None else {ON_BEHALF_OF: user}
+        with suppress(CommandError):  # such as the cursor of another user
+            await self.ask("admin", {"killCursors": "", "cursors": [Int64(cursor_id)], **behalf})
 
     def close(self) -> None:
         """Cut the connection that ``ask`` uses."""

@@ -1,12 +1,8 @@
 """Requests between workers: cursors, sessions, status."""
 
-import asyncio
-from collections.abc import AsyncIterator, Set
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from bson import Int64, ObjectId
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +10,8 @@ from hypothesis import strategies as st
 from router.commands.serving_process import ServerDescription
 from router.commands.topology_version import TopologyVersion
 from router.peers.cursor_ids import MOST_WORKERS, new_cursor_id, worker_of
-from router.peers.peers import ON_BEHALF_OF, Peer, Peers, private_address
+from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
-from shard_client.errors import CommandError, ErrorCode
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import Asked
 from tests.harness.facade import WATCH, facade, facade_before
@@ -93,59 +88,19 @@ async def test_a_reply_lost_with_its_client_ends_the_cursor_in_another_worker(
         each.close()
 
 
-async def test_cursors_of_a_worker_that_does_not_answer_are_killed_later(tmp_path: Path) -> None:
+async def test_a_kill_that_a_worker_does_not_obey_ends_in_time(tmp_path: Path) -> None:
     peers = Peers(1, MARK, 2, tmp_path, lambda message: None)
     async with facade() as router, await router.client() as opener:
-        ids = [(await opener.command("db", WATCH))["cursor"]["id"] for _ in range(3)]
+        cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
         other = peers.owner(new_cursor_id(MARK, 2))
         assert other is not None
-        for cursor_id in ids[:2]:
-            await other.kill_cursor(cursor_id, None)  # nobody listens
-        assert len(router.cursors.cursors) == 3
+        await other.kill_cursor(cursor_id, None)  # nobody listens
+        assert router.cursors.cursors
         async with Listener(router.process, for_workers=True) as private:
             await private.listen_privately(private_address(tmp_path, 2))
-            await other.kill_cursor(ids[2], None)
+            await other.kill_cursor(cursor_id, None)
         assert not router.cursors.cursors
     peers.close()
-
-
-@asynccontextmanager
-async def refusing_worker(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, cursors: Set[int]
-) -> AsyncIterator[tuple[Peer, list[tuple[int, str]]]]:
-    """Provide a worker that refuses each kill of one of ``cursors``, and the kills it obeys."""
-    peers = Peers(1, MARK, 2, folder, lambda message: None)
-    other = peers.owner(new_cursor_id(MARK, 2))
-    assert other is not None
-    killed: list[tuple[int, str]] = []
-
-    async def command(_database: str, command: dict[str, Any]) -> dict[str, Any]:
-        await asyncio.sleep(0)  # meanwhile, others may be asked for
-        if not cursors.isdisjoint(command["cursors"]):
-            raise CommandError(ErrorCode.Unauthorized, "it is another user's")
-        killed.extend((cursor_id, command[ON_BEHALF_OF]) for cursor_id in command["cursors"])
-        return {"ok": 1.0}
-
-    monkeypatch.setattr(other._link, "command", command)
-    yield other, killed
-    peers.close()
-
-
-async def test_a_kill_that_a_worker_refuses_keeps_no_other_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with refusing_worker(tmp_path, monkeypatch, cursors={1, 3}) as (other, killed):
-        for cursor_id, user in ((1, "ann"), (2, "bob"), (3, "ann"), (4, "bob")):
-            await other.kill_cursor(cursor_id, user)
-        assert killed == [(2, "bob"), (4, "bob")]
-
-
-async def test_a_refused_kill_keeps_no_cursor_from_being_killed_that_is_asked_for_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with refusing_worker(tmp_path, monkeypatch, cursors={2}) as (other, killed):
-        await asyncio.gather(*(other.kill_cursor(cursor_id, "ann") for cursor_id in range(4)))
-        assert killed == [(0, "ann"), (1, "ann"), (3, "ann")]
 
 
 MARKS = st.integers(0, 2**15 - 1)
