@@ -32,7 +32,7 @@ from dataclasses import replace
 
 from bson.timestamp import Timestamp
 
-from shard_client.bson.resume_token import cluster_time_of
+from shard_client.bson.resume_token import cluster_time_of, next_tick
 from spark_sink.batches.event_rate import EventRate
 from spark_sink.batches.event_tasks import EventsTask, merged_tasks, shard_tasks
 from spark_sink.batches.lookahead import (
@@ -41,7 +41,6 @@ from spark_sink.batches.lookahead import (
     Lookahead,
     between_transactions,
 )
-from spark_sink.batches.query_start import cluster_time_at, query_started
 from spark_sink.batches.task_reports import ReportInbox
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import (
@@ -73,8 +72,8 @@ _MAX_RANGES = 64
 class EventPlanner:
     """Plans the events of batches, one after the other. Closes streams that an exception ends.
 
-    `loaded` is the time of a query's `load()`, if there is one. All requests may raise StreamError
-    or PyMongoError.
+    A query without a start option begins at `started`, in seconds since 1970; None is the present.
+    All requests may raise StreamError or PyMongoError.
     """
 
     def __init__(
@@ -83,13 +82,13 @@ class EventPlanner:
         options: StreamOptions,
         inbox: ReportInbox | None = None,
         *,
-        loaded: float | None = None,
+        started: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._options = options
         self._inbox = inbox
-        self._loaded = loaded
+        self._started = started
         self._clock = clock
         self._event_rate = EventRate()
         self._plan: EventRange | None = None
@@ -162,10 +161,11 @@ class EventPlanner:
             ahead.close()
 
     def _beginning(self) -> AtTime:
-        """Return where a query without a start option begins."""
-        clocks = self._client.clocks()
-        started = time.time() if self._loaded is None else query_started(self._loaded)
-        return AtTime(cluster_time_at(started, clocks.wall - time.time(), clocks.cluster_time))
+        """Return the first cluster time that an event after the start of the query can have."""
+        clocks, now = self._client.clocks(), time.time()
+        age = 0.0 if self._started is None else now - self._started
+        # By the servers' clock; without writes since, all later events follow the newest one.
+        return AtTime(min(Timestamp(int(clocks.wall - age), 0), next_tick(clocks.cluster_time)))
 
     def _with_whole_transactions(self, plan: EventRange) -> EventRange:
         """Return the batch; its end moves to the end of a transaction if transactions are kept."""

@@ -109,8 +109,8 @@ class BatchPlanner:
         self._first: Offset | None = None  # where the first batch starts outside of a snapshot
 
     @classmethod
-    def connected(cls, options: StreamOptions, output: QueryOutput, loaded: float) -> BatchPlanner:
-        """Return the planner of a query, of which `load()` was at `loaded`.
+    def connected(cls, options: StreamOptions, output: QueryOutput, started: float) -> BatchPlanner:
+        """Return the planner of a query that has started then, in seconds since 1970.
 
         Raises StreamError if the server cannot be reached, and OptionError.
         """
@@ -118,7 +118,7 @@ class BatchPlanner:
             client = opened.enter_context(closing(RouterClient(options)))
             client.require_reachable()
             inbox = opened.enter_context(closing(ReportInbox(client.address)))
-            planner = EventPlanner(client, options, inbox, loaded=loaded)
+            planner = EventPlanner(client, options, inbox, started=started)
             events = opened.enter_context(closing(planner))
             chunks = ChunkPlanner(client.mongo, options.scope, options.snapshot)
             refusal = REFUSAL if options.lacks_snapshot_filters else None

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -41,6 +42,10 @@ from spark_sink.source.snapshot_tasks import tasks_of_queue
 from spark_sink.source.task_rows import SourceEvent, Task, TaskPartition, rows_of_task
 from spark_sink.stream.router_client import RouterClient
 
+# The most seconds from start() to the making of the reader, in a process that Spark launches for
+# the query: a busy JVM needs two, and the imports as many.
+_LAUNCH_SECONDS = 10.0
+
 
 class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches on the driver, reads them in tasks.
@@ -53,7 +58,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     ) -> None:
         self.options = options
         """What the query was started with."""
-        self._loaded = loaded
+        # Of `start()`, or up to _LAUNCH_SECONDS before: Spark makes the reader for a query.
+        self._started = max(loaded, time.time() - _LAUNCH_SECONDS)
         self._output = QueryOutput() if output is None else output
         self._planner: BatchPlanner | None = None
 
@@ -141,7 +147,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """What plans the batches, connected at first use. Raises StreamError and OptionError."""
         if self._planner is None:
             _exit_on_sigterm()
-            self._planner = BatchPlanner.connected(self.options, self._output, self._loaded)
+            self._planner = BatchPlanner.connected(self.options, self._output, self._started)
         return self._planner
 
 

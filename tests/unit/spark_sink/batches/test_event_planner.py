@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 from contextlib import closing
 from itertools import pairwise
 from typing import Any
@@ -16,14 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_client.bson.resume_token import high_water_mark
+from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.batches.event_tasks import EventsTask, TaskReader, shard_tasks
 from spark_sink.batches.lookahead import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE
 from spark_sink.errors import HistoryLostError, StreamError
 from spark_sink.events.positions import AtTime, EventRange, FromNow, Position, Token, is_after
 from spark_sink.events.runs import sort_key
+from spark_sink.options.stream_options import StreamOptions
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
-from spark_sink.stream.router_client import Shard
+from spark_sink.stream.router_client import Clocks, Shard
 from tests.doubles.event_history import (
     SHARDS,
     FakeStream,
@@ -269,6 +272,25 @@ def test_a_query_from_now_begins_with_an_empty_batch_that_fixes_the_start():
     assert planner(history).tasks(EventRange(FromNow(), batch.end)) == []
     [read] = drain(history, batch.end, 10)
     assert read == history.keys[1:]
+
+
+@pytest.mark.parametrize(
+    ("started", "skew", "newest", "expected"),
+    [
+        (1000.9, 0.0, Timestamp(1500, 7), Timestamp(1000, 0)),
+        (1000.9, 3.2, Timestamp(1500, 7), Timestamp(1004, 0)),
+        (1000.9, -3.0, Timestamp(1500, 7), Timestamp(997, 0)),
+        (2000.0, 0.0, Timestamp(1500, 7), Timestamp(1500, 8)),  # without writes since
+        (2000.0, 0.0, Timestamp(1500, 2**32 - 1), Timestamp(1501, 0)),
+    ],
+)
+def test_a_query_from_now_begins_at_its_start_by_the_servers_clock(
+    started: float, skew: float, newest: Timestamp, expected: Timestamp
+) -> None:
+    client = Mock(with_retries=lambda call: call())
+    client.clocks = lambda: Clocks(newest, time.time() + skew)
+    plan = EventPlanner(client, StreamOptions("mongodb://127.0.0.1"), started=started)
+    assert plan.next_batch(FromNow(), 10).end == AtTime(expected)
 
 
 def test_an_idle_stream_keeps_its_offset_until_it_is_old():
