@@ -16,7 +16,6 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_sink.batches.event_tasks import EventsTask
 from spark_sink.dataclass_json import from_json
 from spark_sink.errors import StreamError, without_traceback
 from spark_sink.jobs.job_tables import CURRENT
@@ -27,6 +26,7 @@ from spark_sink.snapshot.selections import Namespace
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 from spark_sink.source.batch_planner import QueryOutput
 from spark_sink.source.data_source import MergerouterDataSource
+from spark_sink.source.event_tasks import EventsTask
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.source.schema import declared_schema, schema_for

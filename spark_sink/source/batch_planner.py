@@ -17,8 +17,6 @@ from functools import partial
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.event_planner import EventPlanner
-from spark_sink.batches.task_reports import ReportInbox
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.heartbeats import latest_heartbeat
 from spark_sink.events.positions import AtTime, EventRange, FromNow, Position, Token, after, time_of
@@ -31,8 +29,10 @@ from spark_sink.snapshot.scheduler import REFUSAL, SnapshotScheduler
 from spark_sink.snapshot.selections import CollectionPatterns, ScopeGain
 from spark_sink.snapshot.signal_channels import SignalReceiver
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument
+from spark_sink.source.event_planner import EventPlanner
 from spark_sink.source.offsets import Offset
 from spark_sink.source.snapshot_tasks import tasks_of_queue
+from spark_sink.source.task_reports import ReportInbox
 from spark_sink.source.task_rows import Task
 from spark_sink.stream.router_client import RouterClient
 

@@ -29,7 +29,6 @@ from pymongo.errors import PyMongoError
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.errors import OptionError, StreamError, without_traceback
 from spark_sink.events.heartbeats import heartbeats
 from spark_sink.events.positions import AtTime, EventRange, FromNow, after, is_after
@@ -37,6 +36,7 @@ from spark_sink.options.stream_options import StreamOptions
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.source.batch_planner import BatchPlanner, QueryOutput
+from spark_sink.source.event_planner import EventPlanner
 from spark_sink.source.offsets import Offset
 from spark_sink.source.snapshot_tasks import tasks_of_queue
 from spark_sink.source.task_rows import SourceEvent, Task, TaskPartition, rows_of_task

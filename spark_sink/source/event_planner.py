@@ -29,15 +29,6 @@ from dataclasses import replace
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of, next_tick
-from spark_sink.batches.event_rate import EventRate
-from spark_sink.batches.event_tasks import EventsTask, merged_tasks, shard_tasks
-from spark_sink.batches.lookahead import (
-    IDLE_AFTER,
-    SAMPLE_SIZE,
-    Lookahead,
-    between_transactions,
-)
-from spark_sink.batches.task_reports import ReportInbox
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import (
     AtTime,
@@ -50,6 +41,15 @@ from spark_sink.events.positions import (
     time_of,
 )
 from spark_sink.options.stream_options import StreamOptions
+from spark_sink.source.event_rate import EventRate
+from spark_sink.source.event_tasks import EventsTask, merged_tasks, shard_tasks
+from spark_sink.source.lookahead import (
+    IDLE_AFTER,
+    SAMPLE_SIZE,
+    Lookahead,
+    between_transactions,
+)
+from spark_sink.source.task_reports import ReportInbox
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import RouterClient
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.task_reports import ReadStats, ReportInbox, report
+from spark_sink.source.task_reports import ReadStats, ReportInbox, report
 
 
 def test_only_the_reports_of_all_tasks_of_the_last_batch_count() -> None:

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.event_planner import EventPlanner
-from spark_sink.batches.event_tasks import EventsTask, TaskReader, shard_tasks
-from spark_sink.batches.lookahead import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE
 from spark_sink.errors import HistoryLostError, StreamError
 from spark_sink.events.positions import AtTime, EventRange, FromNow, Position, Token, is_after
 from spark_sink.events.runs import sort_key
 from spark_sink.options.stream_options import StreamOptions
+from spark_sink.source.event_planner import EventPlanner
+from spark_sink.source.event_tasks import EventsTask, TaskReader, shard_tasks
+from spark_sink.source.lookahead import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import Clocks, Shard

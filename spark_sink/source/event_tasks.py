@@ -15,10 +15,10 @@ from itertools import pairwise
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of, is_of_document
-from spark_sink.batches.task_reports import Address, ReadStats
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of, time_of
 from spark_sink.events.runs import Run
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.source.task_reports import Address, ReadStats
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.raw_replies import StreamCursor
 from spark_sink.stream.router_client import Shard
