@@ -81,7 +81,7 @@ def _cause(error: Exception) -> str | None:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        from spark_sink.jobs.failures import cause_of
+        from spark_sink.jobs.failure_texts import cause_of
     except ModuleNotFoundError as missing:
         error = missing
     if isinstance(error, ModuleNotFoundError):

@@ -20,7 +20,7 @@ from spark_sink.console import lines_of_job, say
 from spark_sink.errors import SourceError, StreamError
 from spark_sink.folders import is_local
 from spark_sink.jobs.compaction import compaction_beside
-from spark_sink.jobs.failures import cause_of
+from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.history.restoration import restore_checkpoint
 from spark_sink.jobs.history.seeking import replace_lost_batch
 from spark_sink.jobs.job_folder import JobFolder, JobRecord

@@ -83,9 +83,16 @@ class JobQuery:
         form, rows = self._form(parsed), dated_schema(arrow_schema(schema_for(parsed)))
         options[TABLES] = to_json(self._task_tables(parsed.scope))
         spark.dataSource.register(JobSource)
-        reader = JobSource(dict(options)).streamReader(StructType())  # an old Spark refuses itself
+        # It reads small batches in this process. On a Spark that is too old, `load` fails below.
+        reader = JobSource(dict(options)).streamReader(StructType())
         commits = TableCommits(
-            self.folder, self.record, self.epoch, form, rows, self.findings, self.keep_files
+            self.folder,
+            self.record,
+            epoch=self.epoch,
+            form=form,
+            rows=rows,
+            findings=self.findings,
+            keep_files=self.keep_files,
         )
         commit = partial(self._commit, commits, cast("JobStreamReader", reader))
         reports = spark.readStream.format(FORMAT).options(**options).load()
@@ -123,7 +130,7 @@ class JobQuery:
         """Commit a batch to the tables, from the reports of its tasks."""
         batch, written = commits.planned(number), TaskReport()
         try:
-            for report in _reports(reader, rows, batch):
+            for report in _write_batch(reader, rows, batch):
                 written.add(report)
         finally:
             reader.stop()  # it connects for the end of a snapshot
@@ -131,7 +138,7 @@ class JobQuery:
         self.wrote(number, written)
 
 
-def _reports(reader: JobStreamReader, rows: DataFrame, batch: Batch) -> list[TaskReport]:
+def _write_batch(reader: JobStreamReader, rows: DataFrame, batch: Batch) -> list[TaskReport]:
     """Write the files of a batch, in the driver or in tasks; return the tasks' reports."""
     if batch.begin:
         end = Offset.of(batch.offset)

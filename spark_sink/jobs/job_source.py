@@ -66,7 +66,7 @@ class JobSource(MergerouterDataSource):
 
     def stream_reader(self, options: StreamOptions) -> JobStreamReader:
         """Return the reader for these options."""
-        return JobStreamReader(options, self.loaded, self._tables)
+        return JobStreamReader(options, self.loaded_at, self._tables)
 
 
 class JobOutput(QueryOutput):
@@ -96,8 +96,8 @@ class JobOutput(QueryOutput):
 class JobStreamReader(MergerouterStreamReader):
     """Reads a batch in tasks, which write its files to `tables`."""
 
-    def __init__(self, options: StreamOptions, loaded: float, tables: TaskTables) -> None:
-        super().__init__(options, loaded, JobOutput(tables))
+    def __init__(self, options: StreamOptions, loaded_at: float, tables: TaskTables) -> None:
+        super().__init__(options, loaded_at, JobOutput(tables))
         self._tables = tables
 
     def small_batch(self, before: Offset, end: Offset) -> list[Task] | None:

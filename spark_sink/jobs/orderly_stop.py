@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.console import say
 from spark_sink.errors import StreamError
-from spark_sink.jobs.failures import cause_of
+from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.stop_request import StopRequest
 
 STOP_TIMEOUT = 60

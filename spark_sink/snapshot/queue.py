@@ -2,7 +2,7 @@
 
 A killed query continues from its offset: with the same requests, the same chunks, and the ids of
 the processed signals, none of which is processed twice. A next queue that depends on the servers,
-or has a notification, is made by `snapshot_scheduler`.
+or has a notification, is made by `scheduler`.
 """
 
 from __future__ import annotations

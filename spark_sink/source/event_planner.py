@@ -66,8 +66,8 @@ _MAX_RANGES = 64
 class EventPlanner:
     """Plans the events of batches, one after the other. Closes streams that an exception ends.
 
-    A query without a start option begins at `started`, in seconds since 1970; None is the present.
-    All requests may raise StreamError or PyMongoError.
+    A query without a start option begins at `started_at`, in seconds since 1970; None is now. All
+    requests may raise StreamError or PyMongoError.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class EventPlanner:
         options: StreamOptions,
         inbox: ReportInbox | None = None,
         *,
-        started: float | None = None,
+        started_at: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._options = options
         self._inbox = inbox
-        self._started = started
+        self._started_at = started_at
         self._clock = clock
         self._event_rate = EventRate()
         self._plan: EventRange | None = None
@@ -157,7 +157,7 @@ class EventPlanner:
     def _beginning(self) -> AtTime:
         """Return the first cluster time that an event after the start of the query can have."""
         clocks, now = self._client.clocks(), time.time()
-        age = 0.0 if self._started is None else now - self._started
+        age = 0.0 if self._started_at is None else now - self._started_at
         # By the servers' clock; without writes since, all later events follow the newest one.
         return AtTime(min(Timestamp(int(clocks.wall - age), 0), next_tick(clocks.cluster_time)))
 

@@ -54,12 +54,12 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     """
 
     def __init__(
-        self, options: StreamOptions, loaded: float, output: QueryOutput | None = None
+        self, options: StreamOptions, loaded_at: float, output: QueryOutput | None = None
     ) -> None:
         self.options = options
         """What the query was started with."""
         # Of `start()`, or up to _LAUNCH_SECONDS before: Spark makes the reader for a query.
-        self._started = max(loaded, time.time() - _LAUNCH_SECONDS)
+        self._started_at = max(loaded_at, time.time() - _LAUNCH_SECONDS)
         self._output = QueryOutput() if output is None else output
         self._planner: BatchPlanner | None = None
 
@@ -147,7 +147,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """What plans the batches, connected at first use. Raises StreamError and OptionError."""
         if self._planner is None:
             _exit_on_sigterm()
-            self._planner = BatchPlanner.connected(self.options, self._output, self._started)
+            self._planner = BatchPlanner.connected(self.options, self._output, self._started_at)
         return self._planner
 
 

@@ -12,7 +12,7 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure, PyMongoError
 
 from spark_sink.console import say
-from spark_sink.jobs.failures import cause_of
+from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.report.progress import BatchProgress
 from spark_sink.options.stream_options import parse_options
 from spark_sink.stream.retries import is_transient

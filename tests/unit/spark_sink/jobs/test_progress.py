@@ -17,7 +17,7 @@ from prometheus_client import generate_latest
 
 from spark_sink.dataclass_json import to_document
 from spark_sink.jobs.checkpoint import LoggedBatch
-from spark_sink.jobs.failures import cause_of
+from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.report.metrics import JobMetrics, ProgressListener
 from spark_sink.jobs.report.progress import (
     BatchProgress,

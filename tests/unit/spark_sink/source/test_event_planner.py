@@ -289,7 +289,7 @@ def test_a_query_from_now_begins_at_its_start_by_the_servers_clock(
 ) -> None:
     client = Mock(with_retries=lambda call: call())
     client.clocks = lambda: Clocks(newest, time.time() + skew)
-    plan = EventPlanner(client, StreamOptions("mongodb://127.0.0.1"), started=started)
+    plan = EventPlanner(client, StreamOptions("mongodb://127.0.0.1"), started_at=started)
     assert plan.next_batch(FromNow(), 10).end == AtTime(expected)
 
 
