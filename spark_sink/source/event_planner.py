@@ -42,7 +42,7 @@ from spark_sink.events.positions import (
 )
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.source.event_rate import EventRate
-from spark_sink.source.event_tasks import EventsTask, merged_tasks, shard_tasks
+from spark_sink.source.event_tasks import EventsTask, divided
 from spark_sink.source.lookahead import (
     IDLE_AFTER,
     SAMPLE_SIZE,
@@ -134,9 +134,7 @@ class EventPlanner:
         if not self._options.in_total_order and not batch.is_small:
             shards = self._client.with_retries(self._client.shards)
         bounds = self._bounds(start, end, batch.events, 1 if shards is None else len(shards))
-        tasks = merged_tasks(start, end, bounds)
-        if shards is not None:
-            tasks = shard_tasks(tasks, shards)
+        tasks = divided(start, end, bounds, shards)
         address = None if self._inbox is None else self._inbox.address(len(tasks))
         return [replace(task, report_to=address) for task in tasks]
 

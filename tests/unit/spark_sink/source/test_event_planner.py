@@ -22,7 +22,7 @@ from spark_sink.events.positions import AtTime, EventRange, FromNow, Position, T
 from spark_sink.events.runs import sort_key
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.source.event_planner import EventPlanner
-from spark_sink.source.event_tasks import EventsTask, TaskReader, shard_tasks
+from spark_sink.source.event_tasks import EventsTask, TaskReader, divided
 from spark_sink.source.lookahead import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
@@ -250,9 +250,7 @@ def test_events_of_one_cluster_time_are_in_one_batch():
 def test_a_new_shard_is_read_from_its_joining():
     start, end = AtTime(Timestamp(100, 0)), AtTime(Timestamp(200, 0))
     old, new, later = (Timestamp(seconds, 7) for seconds in (50, 150, 250))
-    tasks = shard_tasks(
-        [EventsTask(start, end)], [Shard("c", later), Shard("b", new), Shard("a", old)]
-    )
+    tasks = divided(start, end, [], [Shard("c", later), Shard("b", new), Shard("a", old)])
     assert [(task.shard, task.start) for task in tasks] == [
         ("a", start),
         ("b", AtTime(Timestamp(150, 8))),
