@@ -140,10 +140,10 @@ class SnapshotQueue:
         return next((request.plan for request in self.requests if request.kind == "initial"), None)
 
     @property
-    def gains(self) -> list[ScopeGain]:
-        """What the scope has gained, and no snapshot has read to its end."""
+    def gains(self) -> CollectionTokens:
+        """What the scope has gained and no snapshot has read to its end, with the tokens since."""
         selections = (request.selection for request in self.requests)
-        return [selection for selection in selections if isinstance(selection, ScopeGain)]
+        return {each: each.token for each in selections if isinstance(each, ScopeGain)}
 
     @property
     def lost(self) -> CollectionTokens:
