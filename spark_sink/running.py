@@ -191,7 +191,7 @@ class _Start:
             options = record.source_options(settings.uri)
             verifier = Verifier(spark, folder, options, settings, self._metrics.add_round)
             findings = verifier.findings
-        report = ProgressReport((self._metrics, self._router), once=self._once)
+        report = ProgressReport((self._metrics.add, self._router.add), once=self._once)
         started = (folder, record, settings.uri, findings, self._epoch, settings.keep_files)
         job = JobQuery(*started, report.wrote)
 
