@@ -35,8 +35,8 @@ from spark_sink.jobs.report.waiting import position_to_reach, wait_until
 from spark_sink.jobs.router_beside import router_beside
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.table_commits import take_over
-from spark_sink.session.spark_session import job_session
 from spark_sink.source.option_checks import warn_of_unmatched_names
+from spark_sink.spark_session import job_session
 from spark_sink.stream.router_client import require_cluster
 from spark_sink.verification.rounds import Verifier, require_document_filters
 from spark_sink.verification.verify_job import Outcome, verify_job

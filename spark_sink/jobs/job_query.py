@@ -32,11 +32,11 @@ from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import StreamOptions, named_options, parse_options
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.row_schema import is_json_schema, nullable, schema_from_json
-from spark_sink.session.spark_session import tasks_by_cores
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.selections import CollectionPatterns, Namespace
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
+from spark_sink.spark_session import tasks_by_cores
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import namespaces_in
 from spark_sink.tables.delta_log import DeltaLog

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
-from spark_sink.session.spark_session import register, require_packages
+from spark_sink.spark_session import register, require_packages
 
 
 def test_a_python_without_the_packages_is_refused_by_name() -> None:
