@@ -192,8 +192,15 @@ class _Start:
             verifier = Verifier(spark, folder, options, settings, self._metrics.add_round)
             findings = verifier.findings
         report = ProgressReport((self._metrics.add, self._router.add), once=self._once)
-        started = (folder, record, settings.uri, findings, self._epoch, settings.keep_files)
-        job = JobQuery(*started, report.wrote)
+        job = JobQuery(
+            folder,
+            record,
+            settings.uri,
+            findings=findings,
+            epoch=self._epoch,
+            keep_files=settings.keep_files,
+            wrote=report.wrote,
+        )
 
         def report_all(running: StreamingQuery) -> None:
             report(running)
