@@ -22,7 +22,7 @@ from spark_sink.debezium import to_debezium
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_tables import MESSAGES
-from spark_sink.jobs.report.progress import batch_progress
+from spark_sink.jobs.report.progress import query_progress
 from spark_sink.jobs.task_writer import TaskReport
 from spark_sink.tables.delta_log import DeltaLog
 
@@ -146,13 +146,13 @@ def full_batches(query: Any, written: Mapping[int, TaskReport] | None) -> list[t
 
     Spark counts them, except those that a job has `written`.
     """
-    batches = [(progress, batch_progress(progress, 0.0)) for progress in query.recentProgress]
+    read = [(report, query_progress(report, 0.0)) for report in query.recentProgress]
     counted = [
-        (progress, (batch.written if written is None else written[batch.number]).events)
-        for progress, batch in batches
-        if batch
+        (report, (each.written if written is None else written[each.batch]).events)
+        for report, each in read
+        if each.batch is not None
     ]
-    return [(progress, events) for progress, events in counted if events]
+    return [(report, events) for report, events in counted if events]
 
 
 class CpuCount:

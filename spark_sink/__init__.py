@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from spark_sink.jobs.history.point_in_time import read_at as read_at
     from spark_sink.rows.document_parsing import parse_documents as parse_documents
     from spark_sink.running import Job as Job
-    from spark_sink.session.spark_session import local_session as local_session
-    from spark_sink.session.spark_session import register as register
     from spark_sink.source.schema import infer_schema as infer_schema
+    from spark_sink.spark_session import local_session as local_session
+    from spark_sink.spark_session import register as register
     from spark_sink.tables.current_table import apply_changes as apply_changes
     from spark_sink.verification.collection_comparison import verify as verify
 
@@ -54,10 +54,10 @@ _MODULES = {
     "Job": "spark_sink.running",
     "apply_changes": "spark_sink.tables.current_table",
     "infer_schema": "spark_sink.source.schema",
-    "local_session": "spark_sink.session.spark_session",
+    "local_session": "spark_sink.spark_session",
     "parse_documents": "spark_sink.rows.document_parsing",
     "read_at": "spark_sink.jobs.history.point_in_time",
-    "register": "spark_sink.session.spark_session",
+    "register": "spark_sink.spark_session",
     "verify": "spark_sink.verification.collection_comparison",
 }
 

@@ -81,7 +81,7 @@ def _cause(error: Exception) -> str | None:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        from spark_sink.jobs.failures import cause_of
+        from spark_sink.jobs.failure_texts import cause_of
     except ModuleNotFoundError as missing:
         error = missing
     if isinstance(error, ModuleNotFoundError):
@@ -329,8 +329,8 @@ def verify(
     1 if there is a difference.
     """
     from spark_sink.jobs.report.progress import printed_progress
-    from spark_sink.session.spark_session import job_session
     from spark_sink.source.option_checks import warn_of_unmatched_names
+    from spark_sink.spark_session import job_session
     from spark_sink.stream.router_client import require_cluster
     from spark_sink.verification.verify_job import verify_job
 
@@ -387,8 +387,8 @@ def rebuild(
     from spark_sink.jobs.history.point_in_time import UNREAD_THEN
     from spark_sink.jobs.history.restoration import lacks_current, rebuild_table, restore_checkpoint
     from spark_sink.jobs.report.progress import printed_progress
-    from spark_sink.session.spark_session import job_session
     from spark_sink.snapshot.unread import unread_names
+    from spark_sink.spark_session import job_session
 
     given, folder = _spark_settings(conf), _job_in(out)
     if (to is None) != (into is None):

@@ -1,7 +1,7 @@
 """Dataclasses as JSON documents: in offsets, in the commits of tables, and in reports of tasks.
 
 A field has its own name in camel case, and is left out while it has its default value. Its metadata
-may say otherwise (`stored`).
+may say how a value is written (`stored`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,9 @@ from spark_sink.events.positions import (
 _Kind = TypeVar("_Kind")
 
 
-def stored(
-    name: str = "",
-    write: Callable[[Any], Any] | None = None,
-    read: Callable[[Any], Any] | None = None,
-) -> dict[str, Any]:
-    """Return the metadata of a field: its name in documents, and how its value is written."""
-    return {"name": name, "write": write, "read": read}
+def stored(write: Callable[[Any], Any], read: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the metadata of a field: how its value is written and read."""
+    return {"write": write, "read": read}
 
 
 def tagged(*kinds: type) -> dict[str, Any]:
@@ -49,7 +45,7 @@ def tagged(*kinds: type) -> dict[str, Any]:
             raise NewerVersionError(name)
         return from_document(by_name[name], content)
 
-    return stored(write=lambda value: {type(value).__name__: to_document(value)}, read=read)
+    return stored(lambda value: {type(value).__name__: to_document(value)}, read)
 
 
 def to_document(value: Any) -> Any:
@@ -128,8 +124,7 @@ def _fields(kind: Any) -> dict[str, tuple[Field[Any], Callable[[Any], Any]]]:
 
 
 def _name(field: Field[Any]) -> str:
-    own = re.sub(r"_(\w)", lambda found: found[1].upper(), field.name)
-    return field.metadata.get("name") or own
+    return re.sub(r"_(\w)", lambda found: found[1].upper(), field.name)
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Self
 
@@ -20,13 +20,13 @@ from spark_sink.console import lines_of_job, say
 from spark_sink.errors import SourceError, StreamError
 from spark_sink.folders import is_local
 from spark_sink.jobs.compaction import compaction_beside
-from spark_sink.jobs.failures import cause_of
+from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.history.restoration import restore_checkpoint
 from spark_sink.jobs.history.seeking import replace_lost_batch
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
-from spark_sink.jobs.orderly_stop import quiet_stop, run_until_stopped
+from spark_sink.jobs.orderly_stop import is_stop_by_signal, run_until_stopped
 from spark_sink.jobs.report.metrics import JobMetrics
 from spark_sink.jobs.report.progress import ProgressReport
 from spark_sink.jobs.report.router_report import RouterReport
@@ -35,8 +35,8 @@ from spark_sink.jobs.report.waiting import position_to_reach, wait_until
 from spark_sink.jobs.router_beside import router_beside
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.table_commits import take_over
-from spark_sink.session.spark_session import job_session
 from spark_sink.source.option_checks import warn_of_unmatched_names
+from spark_sink.spark_session import job_session
 from spark_sink.stream.router_client import require_cluster
 from spark_sink.verification.rounds import Verifier, require_document_filters
 from spark_sink.verification.verify_job import Outcome, verify_job
@@ -67,13 +67,11 @@ def run_jobs(
     try:
         with router_beside(settings), ExitStack() as held:
             jobs = settings.jobs()
-            starts = [
-                _Start.checked(settings, stop, jobs, number, held, once=once)
-                for number in range(len(jobs))
-            ]
+            starts = [_Start(settings, stop, *job, len(jobs) > 1, once) for job in jobs]
+            for number, start in enumerate(starts):
+                start.check(held, number)
             for start in starts:
                 start.take_over()
-            held.enter_context(quiet_stop(stop))
             conf = settings.conf
             others = spark is not None or SparkContext._active_spark_context is not None
             if not others and all(is_local(folder.checkpoint.address) for folder, _ in jobs):
@@ -84,8 +82,9 @@ def run_jobs(
                 failures.append(starts[0].run(spark))
             else:
                 failures += _run_together(starts, spark, stop)
-    except Exception:
-        if not any(failures):  # the end of the session fails after a failed job
+    except Exception as error:
+        # The end of the session fails after a failed job, and where its JVM has ended.
+        if not (any(failures) or is_stop_by_signal(error, stop)):
             raise
     if (first := next(filter(None, failures), None)) is not None:
         raise first
@@ -121,100 +120,97 @@ def _checked(settings: JobSettings, record: JobRecord) -> JobRecord:
     return record
 
 
-@dataclass
 class _Start:
     """A start of one of the jobs of some settings.
 
-    `checked` refuses what cannot start, while an earlier start may run. `take_over` ends that.
+    `check` refuses what cannot start, while an earlier start may run. `take_over` ends that one.
 
     Args:
-        name: the job's collection, if it has jobs beside it, otherwise empty.
-        record: what the job is started with.
-        trigger: the time from the start of one batch to the next; None for a single batch.
-        epoch: of this start, once it has taken over.
+        folder, record: the job, and what it is started with.
+        has_others: whether it has jobs beside it; then its lines begin with its collection.
+        once: whether it reads a snapshot alone.
     """
 
-    settings: JobSettings
-    stop: StopRequest
-    name: str
-    folder: JobFolder
-    record: JobRecord
-    trigger: str | None
-    metrics: JobMetrics
-    router: RouterReport
-    epoch: int = 0
-
-    @classmethod
-    def checked(
-        cls,
+    def __init__(
+        self,
         settings: JobSettings,
         stop: StopRequest,
-        jobs: Sequence[tuple[JobFolder, JobRecord]],
-        number: int,
-        held: ExitStack,
-        *,
+        folder: JobFolder,
+        record: JobRecord,
+        has_others: bool,
         once: bool,
-    ) -> Self:
-        """Check one of the jobs, before Spark starts; its folder is locked until `held` is closed.
+    ) -> None:
+        self.name = record.namespaces[0] if has_others else ""
+        self._settings, self._stop = settings, stop
+        self._folder, self._record, self._once = folder, record, once
+        self._metrics = JobMetrics()
 
-        With `once` a snapshot alone is read. Raises SourceError.
+    def check(self, held: ExitStack, number: int) -> None:
+        """Check the job, before Spark starts; its folder is locked until `held` is closed.
+
+        `number` says which port of the settings its metrics have. Raises SourceError.
         """
-        folder, record = jobs[number]
-        name = record.namespaces[0] if len(jobs) > 1 else ""
-        with lines_of_job(name):
-            if once:
-                record.options["snapshotMode"] = "initial_only"
-            record = _checked(settings, record)
+        settings, folder = self._settings, self._folder
+        with lines_of_job(self.name):
+            if self._once:
+                self._record.options["snapshotMode"] = "initial_only"
+            self._record = record = _checked(settings, self._record)
             held.enter_context(folder.locked())
             folder.mend(record)
             with suppress(StreamError):  # a damaged checkpoint, which `take_over` restores
-                folder.require_continues(record, once=once)
-            metrics = JobMetrics()
+                folder.require_continues(record, once=self._once)
             if settings.metrics_port is not None:
-                held.enter_context(metrics.serve(settings.metrics_port + number))
+                held.enter_context(self._metrics.serve(settings.metrics_port + number))
             options = record.source_options(settings.uri)
-            router = held.enter_context(RouterReport(folder.address, options))
-        trigger = None if once else settings.trigger
-        return cls(settings, stop, name, folder, record, trigger, metrics, router)
+            self._router = held.enter_context(RouterReport(folder.address, options))
 
     def take_over(self) -> None:
         """End an earlier start, and restore what a crash has left. Raises SourceError."""
         with lines_of_job(self.name):
-            self.epoch = take_over(self.folder)
-            restore_checkpoint(self.folder)
-            self.folder.begin(self.record, once=self.trigger is None)
-            replace_lost_batch(self.folder, self.settings.uri)
+            self._epoch = take_over(self._folder)
+            restore_checkpoint(self._folder)
+            self._folder.begin(self._record, once=self._once)
+            replace_lost_batch(self._folder, self._settings.uri)
 
     def run(self, spark: SparkSession) -> Exception | None:
         """Run the job's query until it ends; report its failure to the router, and return it."""
-        try:
-            with lines_of_job(self.name), quiet_stop(self.stop, _WITH_JVM):
+        with lines_of_job(self.name):
+            try:
                 self._run_query(spark)
-        except Exception as error:  # noqa: BLE001 - it is raised once all jobs have ended
-            self.router.failed(cause_of(error))
-            return error
+            except Exception as error:  # noqa: BLE001 - it is raised once all jobs have ended
+                if not is_stop_by_signal(error, self._stop):
+                    self._router.failed(cause_of(error))
+                    return error
+                say(_WITH_JVM)
         return None
 
     def _run_query(self, spark: SparkSession) -> None:
-        settings, folder = self.settings, self.folder
+        settings, folder, record = self._settings, self._folder, self._record
         verifier = findings = None
         if settings.verify_every is not None:
-            options = self.record.source_options(settings.uri)
-            verifier = Verifier(spark, folder, options, settings, self.metrics.add_round)
+            options = record.source_options(settings.uri)
+            verifier = Verifier(spark, folder, options, settings, self._metrics.add_round)
             findings = verifier.findings
-        report = ProgressReport((self.metrics, self.router), once=self.trigger is None)
-        started = (folder, self.record, settings.uri, findings, self.epoch, settings.keep_files)
-        job = JobQuery(*started, report.wrote)
+        report = ProgressReport((self._metrics.add, self._router.add), once=self._once)
+        job = JobQuery(
+            folder,
+            record,
+            settings.uri,
+            findings=findings,
+            epoch=self._epoch,
+            keep_files=settings.keep_files,
+            wrote=report.wrote,
+        )
 
         def report_all(running: StreamingQuery) -> None:
             report(running)
-            self.router.turn()
+            self._router.turn()
 
-        query = job.start(spark, self.trigger)
+        query = job.start(spark, None if self._once else settings.trigger)
         try:
             report.begin(folder.checkpoint.last_committed())
             with verifier or nullcontext(), compaction_beside(folder, settings.maintain):
-                run_until_stopped(query, self.stop, report_all)
+                run_until_stopped(query, self._stop, report_all)
         except BaseException:
             with suppress(Exception):  # the session may be gone
                 query.stop()  # in a session of the caller it would go on without the lock

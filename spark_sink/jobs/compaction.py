@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from spark_sink.console import say
 from spark_sink.folders import Folder
-from spark_sink.jobs.failures import cause_of
+from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import APPENDED, CURRENT
 from spark_sink.jobs.orderly_stop import STOP_TIMEOUT

@@ -32,11 +32,11 @@ from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import StreamOptions, named_options, parse_options
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.row_schema import is_json_schema, nullable, schema_from_json
-from spark_sink.session.spark_session import tasks_by_cores
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.selections import CollectionPatterns, Namespace
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
+from spark_sink.spark_session import tasks_by_cores
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import namespaces_in
 from spark_sink.tables.delta_log import DeltaLog
@@ -83,9 +83,16 @@ class JobQuery:
         form, rows = self._form(parsed), dated_schema(arrow_schema(schema_for(parsed)))
         options[TABLES] = to_json(self._task_tables(parsed.scope))
         spark.dataSource.register(JobSource)
-        reader = JobSource(dict(options)).streamReader(StructType())  # an old Spark refuses itself
+        # It reads small batches in this process. On a Spark that is too old, `load` fails below.
+        reader = JobSource(dict(options)).streamReader(StructType())
         commits = TableCommits(
-            self.folder, self.record, self.epoch, form, rows, self.findings, self.keep_files
+            self.folder,
+            self.record,
+            epoch=self.epoch,
+            form=form,
+            rows=rows,
+            findings=self.findings,
+            keep_files=self.keep_files,
         )
         commit = partial(self._commit, commits, cast("JobStreamReader", reader))
         reports = spark.readStream.format(FORMAT).options(**options).load()
@@ -123,7 +130,7 @@ class JobQuery:
         """Commit a batch to the tables, from the reports of its tasks."""
         batch, written = commits.planned(number), TaskReport()
         try:
-            for report in _reports(reader, rows, batch):
+            for report in _write_batch(reader, rows, batch):
                 written.add(report)
         finally:
             reader.stop()  # it connects for the end of a snapshot
@@ -131,7 +138,7 @@ class JobQuery:
         self.wrote(number, written)
 
 
-def _reports(reader: JobStreamReader, rows: DataFrame, batch: Batch) -> list[TaskReport]:
+def _write_batch(reader: JobStreamReader, rows: DataFrame, batch: Batch) -> list[TaskReport]:
     """Write the files of a batch, in the driver or in tasks; return the tasks' reports."""
     if batch.begin:
         end = Offset.of(batch.offset)

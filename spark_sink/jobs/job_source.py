@@ -16,7 +16,6 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_sink.batches.event_tasks import EventsTask
 from spark_sink.dataclass_json import from_json
 from spark_sink.errors import StreamError, without_traceback
 from spark_sink.jobs.job_tables import CURRENT
@@ -27,6 +26,7 @@ from spark_sink.snapshot.selections import Namespace
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 from spark_sink.source.batch_planner import QueryOutput
 from spark_sink.source.data_source import MergerouterDataSource
+from spark_sink.source.event_tasks import EventsTask
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.source.schema import declared_schema, schema_for
@@ -66,7 +66,7 @@ class JobSource(MergerouterDataSource):
 
     def stream_reader(self, options: StreamOptions) -> JobStreamReader:
         """Return the reader for these options."""
-        return JobStreamReader(options, self.loaded, self._tables)
+        return JobStreamReader(options, self.loaded_at, self._tables)
 
 
 class JobOutput(QueryOutput):
@@ -96,8 +96,8 @@ class JobOutput(QueryOutput):
 class JobStreamReader(MergerouterStreamReader):
     """Reads a batch in tasks, which write its files to `tables`."""
 
-    def __init__(self, options: StreamOptions, loaded: float, tables: TaskTables) -> None:
-        super().__init__(options, loaded, JobOutput(tables))
+    def __init__(self, options: StreamOptions, loaded_at: float, tables: TaskTables) -> None:
+        super().__init__(options, loaded_at, JobOutput(tables))
         self._tables = tables
 
     def small_batch(self, before: Offset, end: Offset) -> list[Task] | None:

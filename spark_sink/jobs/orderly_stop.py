@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -12,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.console import say
 from spark_sink.errors import StreamError
-from spark_sink.jobs.failures import cause_of
+from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.stop_request import StopRequest
 
 STOP_TIMEOUT = 60
@@ -28,28 +27,20 @@ _SET_BACK = (
 _ENDING_JVM = ("SparkContext was shut down", "stopped SparkContext")
 
 
-@contextmanager
-def quiet_stop(stop: StopRequest, text: str = "") -> Iterator[None]:
-    """Treat the end of Spark's JVM as an orderly stop if one is requested, and print `text`.
+def is_stop_by_signal(error: Exception, stop: StopRequest) -> bool:
+    """Return whether a call of Spark has failed because a signal has ended the JVM, too.
 
     A service manager that signals all processes of a job ends the JVM before the batch commits. The
-    next start repeats that batch, so this is not a failure. Other exceptions are raised, also that
-    of a batch that fails after the request.
+    next start repeats that batch, so this is no failure, unlike a batch that fails meanwhile.
     """
-    try:
-        yield
-    except (ConnectionError, Py4JError, PySparkException) as error:
-        if not (stop.is_orderly and _is_end_of_jvm(error)):
-            raise
-        if text:
-            say(text)
+    return stop.is_orderly and _is_end_of_jvm(error)
 
 
 def _is_end_of_jvm(error: Exception) -> bool:
     """Return whether a call of Spark has failed because its JVM ends, or has ended."""
     if isinstance(error, PySparkException | Py4JJavaError):  # the JVM has answered
         return any(words in str(error) for words in _ENDING_JVM)
-    return True
+    return isinstance(error, ConnectionError | Py4JError)
 
 
 def run_until_stopped(

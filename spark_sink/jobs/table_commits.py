@@ -164,7 +164,9 @@ class TableCommits:
         """Merge the changes of a batch into the current table, and commit them."""
         table.reload()
         reads_again = self.record.snapshot.policy.reads_documents
-        scope = TableScope((end.scope or Scope()).accepts, end.gained) if reads_again else None
+        scope = (
+            TableScope((end.scope or Scope()).accepts, end.snapshots.gains) if reads_again else None
+        )
         creates = not self._appended  # else a table with a commit for each batch precedes it
         table.apply_staged(spark, Upsert(changes, batch, self._logs[QUARANTINE], scope, creates))
         form = table.form

@@ -84,7 +84,7 @@ class Mark:
     """Where a part of a snapshot begins: the id of a collection, and an `_id` as in Chunk."""
 
     collection: str = ""
-    key: str | None = field(default=None, metadata=stored("", json.loads, json.dumps))
+    key: str | None = field(default=None, metadata=stored(json.loads, json.dumps))
 
 
 @dataclass(frozen=True)

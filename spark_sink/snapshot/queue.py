@@ -2,7 +2,7 @@
 
 A killed query continues from its offset: with the same requests, the same chunks, and the ids of
 the processed signals, none of which is processed twice. A next queue that depends on the servers,
-or has a notification, is made by `snapshot_scheduler`.
+or has a notification, is made by `scheduler`.
 """
 
 from __future__ import annotations
@@ -140,10 +140,10 @@ class SnapshotQueue:
         return next((request.plan for request in self.requests if request.kind == "initial"), None)
 
     @property
-    def gains(self) -> list[ScopeGain]:
-        """What the scope has gained, and no snapshot has read to its end."""
+    def gains(self) -> CollectionTokens:
+        """What the scope has gained and no snapshot has read to its end, with the tokens since."""
         selections = (request.selection for request in self.requests)
-        return [selection for selection in selections if isinstance(selection, ScopeGain)]
+        return {each: each.token for each in selections if isinstance(each, ScopeGain)}
 
     @property
     def lost(self) -> CollectionTokens:

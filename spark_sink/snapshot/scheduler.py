@@ -78,21 +78,21 @@ class SnapshotScheduler:
         self._refusal = refusal
         self._clock = clock
 
-    def begin(self, queue: SnapshotQueue, time: Timestamp) -> SnapshotQueue:
+    def begin(self, queue: SnapshotQueue, at: Timestamp) -> SnapshotQueue:
         """Return the queue in which the initial snapshot begins, before all others.
 
-        `time` is a cluster time at or after all finished writes. Raises PyMongoError.
+        `at` is a cluster time at or after all finished writes. Raises PyMongoError.
         """
-        request = SnapshotRequest.initial(time, None, self._collections)
+        request = SnapshotRequest.initial(at, None, self._collections)
         request = replace(request, id=queue.free_id(request.id))
         queue = replace(queue, requests=(request, *queue.requests))
-        return self._begun(queue, request, time)
+        return self._begun(queue, request, at)
 
     def skipped(self, queue: SnapshotQueue) -> SnapshotQueue:
         """Return the queue with a notification of a start of the query without a snapshot."""
         return self._notified(queue, str(uuid.uuid4()), "Initial Snapshot", "SKIPPED")
 
-    def left_out(
+    def notified_left_out(
         self, queue: SnapshotQueue, passed: Position, position: Position, aggregate: str = "Seek"
     ) -> SnapshotQueue:
         """Return the queue with a notification that what lies between two positions is left out."""
@@ -100,8 +100,8 @@ class SnapshotScheduler:
             "from": json.dumps(position_document(passed)),
             "to": json.dumps(position_document(position)),
         }
-        time = time_of(position) or Timestamp(0, 0)
-        identifier = f"{aggregate.lower()}-{time.time}-{time.inc}"
+        at = time_of(position) or Timestamp(0, 0)
+        identifier = f"{aggregate.lower()}-{at.time}-{at.inc}"
         return self._notified(queue, identifier, aggregate, "SKIPPED", **texts)
 
     def process(
@@ -130,24 +130,26 @@ class SnapshotScheduler:
                 queue = self._notified(queue, received.id, SIGNAL, "REFUSED", reason=str(error))
         return queue
 
-    def advance(self, queue: SnapshotQueue, time: Timestamp) -> SnapshotQueue:
+    def advance(self, queue: SnapshotQueue, at: Timestamp) -> SnapshotQueue:
         """Return the queue with what the next batch reads of the running snapshot.
 
-        It is read at `time`, a cluster time that the batch's events do not exceed, or at its own
+        It is read at `at`, a cluster time that the batch's events do not exceed, or at its own
         time if it is the initial one. Raises PyMongoError.
         """
         while (request := queue.running) is not None:
             if request.plan is None:
-                queue = self._begun(queue, request, time)
+                queue = self._begun(queue, request, at)
                 if queue.batch.ending is not None:
                     return queue
                 continue
             plan = self._planner.next_batch(request.plan, request.selection)
             if plan.ended:
                 return self._ended(queue, request)
-            at = plan.snapshot_time if request.kind == "initial" else max(time, plan.snapshot_time)
+            reading = plan.snapshot_time
+            if request.kind != "initial":
+                reading = max(at, reading)
             queue = self._progressed(queue, request, plan).with_request(replace(request, plan=plan))
-            return queue.adding(reading=at)
+            return queue.adding(reading=reading)
         return queue
 
     def _applied(self, queue: SnapshotQueue, signal: Signal) -> SnapshotQueue:
@@ -207,10 +209,10 @@ class SnapshotScheduler:
         return replace(queue, paused=queue.paused and not is_empty)
 
     def _begun(
-        self, queue: SnapshotQueue, request: SnapshotRequest, time: Timestamp
+        self, queue: SnapshotQueue, request: SnapshotRequest, at: Timestamp
     ) -> SnapshotQueue:
         """Return the queue with the snapshot begun, or without it if it cannot begin."""
-        plan = self._planner.begin(time, request.selection)
+        plan = self._planner.begin(at, request.selection)
         collections = self._planner.collections(request.selection)
         request = replace(request, plan=plan)
         if request.ends_unread and not collections:  # they were dropped
@@ -245,6 +247,10 @@ class SnapshotScheduler:
         return None
 
     def _ended(self, queue: SnapshotQueue, request: SnapshotRequest) -> SnapshotQueue:
+        """Return the queue without a snapshot that has read all.
+
+        Its end is a row, unless it has read only documents that meet a condition.
+        """
         queue = self._notified_of(queue.without_request(request.id), request, "COMPLETED")
         completes = request.kind == "initial" or request.ends_unread
         is_whole = completes or self._planner.names(request.selection)

@@ -295,7 +295,8 @@ class SignalReceiver:
             if queue.signal_position is None:
                 raise
             signals, reached = receive(position, queue.handled)
-            queue = self._scheduler.left_out(queue, queue.signal_position, position, SIGNAL)
+            lost = queue.signal_position
+            queue = self._scheduler.notified_left_out(queue, lost, position, SIGNAL)
             say(f"warning: {self._lost}")
         self.has_more |= len(signals) == MAX_SIGNALS
         return self._process(replace(queue, signal_position=reached), signals, waiting)

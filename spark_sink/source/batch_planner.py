@@ -17,8 +17,6 @@ from functools import partial
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.event_planner import EventPlanner
-from spark_sink.batches.task_reports import ReportInbox
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.heartbeats import latest_heartbeat
 from spark_sink.events.positions import AtTime, EventRange, FromNow, Position, Token, after, time_of
@@ -31,8 +29,10 @@ from spark_sink.snapshot.scheduler import REFUSAL, SnapshotScheduler
 from spark_sink.snapshot.selections import CollectionPatterns, ScopeGain
 from spark_sink.snapshot.signal_channels import SignalReceiver
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument
+from spark_sink.source.event_planner import EventPlanner
 from spark_sink.source.offsets import Offset
 from spark_sink.source.snapshot_tasks import tasks_of_queue
+from spark_sink.source.task_reports import ReportInbox
 from spark_sink.source.task_rows import Task
 from spark_sink.stream.router_client import RouterClient
 
@@ -109,8 +109,10 @@ class BatchPlanner:
         self._first: Offset | None = None  # where the first batch starts outside of a snapshot
 
     @classmethod
-    def connected(cls, options: StreamOptions, output: QueryOutput, loaded: float) -> BatchPlanner:
-        """Return the planner of a query, of which `load()` was at `loaded`.
+    def connected(
+        cls, options: StreamOptions, output: QueryOutput, started_at: float
+    ) -> BatchPlanner:
+        """Return the planner of a query that has started then, in seconds since 1970.
 
         Raises StreamError if the server cannot be reached, and OptionError.
         """
@@ -118,7 +120,7 @@ class BatchPlanner:
             client = opened.enter_context(closing(RouterClient(options)))
             client.require_reachable()
             inbox = opened.enter_context(closing(ReportInbox(client.address)))
-            planner = EventPlanner(client, options, inbox, loaded=loaded)
+            planner = EventPlanner(client, options, inbox, started_at=started_at)
             events = opened.enter_context(closing(planner))
             chunks = ChunkPlanner(client.mongo, options.scope, options.snapshot)
             refusal = REFUSAL if options.lacks_snapshot_filters else None
@@ -140,7 +142,7 @@ class BatchPlanner:
         if not self.output.follows_scope:
             start.require_scope(self.options.scope)
         start = replace(start, scope=start.scope or self.options.scope)
-        policy = self._policy or self._begun(QueryStart(start.time, start.is_in_snapshot))
+        policy = self._policy or self._start_policy(QueryStart(start.time, start.is_in_snapshot))
         queue = self._with_required(start)
         if not start.is_in_snapshot:
             is_first = isinstance(start.position, FromNow)
@@ -164,8 +166,8 @@ class BatchPlanner:
             return self._begin_snapshot(start, replace(queue, signal_position=None))
         return self._moved(start, events, queue)
 
-    def _begun(self, start: QueryStart) -> SnapshotPolicy:
-        """Return the policy of this start of the query."""
+    def _start_policy(self, start: QueryStart) -> SnapshotPolicy:
+        """Choose the policy of this start of the query, and return it."""
         self._policy = policy = self.options.snapshot.policy_for(start)
         self._phase = _Phase.DUE if policy.at_every_start else _Phase.NOT_DUE
         self._earliest = time.monotonic() + self.options.snapshot.delay
@@ -214,7 +216,7 @@ class BatchPlanner:
             end = after(position.cluster_time)
             return start.moved(end, heartbeat=start.heartbeat, snapshots=queue)
         if start.sought is not None:
-            queue = self.scheduler.left_out(queue, start.sought, position)
+            queue = self.scheduler.notified_left_out(queue, start.sought, position)
         if self.options.snapshot.policy.reads_documents:
             before = None if start.sought is not None else start.scope
             queue = self._with_gained(queue, position.time, before)
@@ -222,13 +224,13 @@ class BatchPlanner:
         return replace(moved, scope=scope, since=position.time)
 
     def _with_gained(
-        self, queue: SnapshotQueue, time: Timestamp, before: Scope | None
+        self, queue: SnapshotQueue, at: Timestamp, before: Scope | None
     ) -> SnapshotQueue:
         """Return the queue with a request for the collections that the scope gains, if any."""
         client, planner = self.client, self.chunk_planner
         patterns = self.options.snapshot.collections
-        name = f"again-{time.time}-{time.inc}-{secrets.token_hex(4)}"  # a scope may gain twice then
-        of_all = ScopeGain(name, high_water_mark(time), self.options.scope, before)
+        name = f"again-{at.time}-{at.inc}-{secrets.token_hex(4)}"  # a scope may gain twice then
+        of_all = ScopeGain(name, high_water_mark(at), self.options.scope, before)
         names = {*client.with_retries(lambda: planner.names(CollectionPatterns(patterns)))}
         others = {name for name in self.output.namespaces() - names if of_all.accepts(*name)}
         if not others and not any(of_all.accepts(*name) for name in names):

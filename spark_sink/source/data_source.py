@@ -46,7 +46,7 @@ class MergerouterDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self.loaded = time.time()
+        self.loaded_at = time.time()
         """When the query was loaded, in seconds since 1970."""
 
     @classmethod
@@ -100,7 +100,7 @@ class MergerouterDataSource(DataSource):
         """Return the reader of streams for these options."""
         from spark_sink.source.readers import MergerouterStreamReader
 
-        return MergerouterStreamReader(options, self.loaded)
+        return MergerouterStreamReader(options, self.loaded_at)
 
     def writer(self, schema: StructType, overwrite: bool) -> MergerouterBatchWriter:
         """Return the writer for one batch. Raises OptionError."""

@@ -94,11 +94,6 @@ class Offset:
         return EventRange(before.position, self.position, self.events, self.quiet_until)
 
     @property
-    def gained(self) -> CollectionTokens:
-        """What the scope has gained and the job is about to read; tokens as in `unread_at_end`."""
-        return {gain: gain.token for gain in self.snapshots.gains}
-
-    @property
     def unread_at_end(self) -> CollectionTokens:
         """The collections that the job is about to read, because it gained or must reread them.
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -28,18 +29,29 @@ from pymongo.errors import PyMongoError
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.errors import OptionError, StreamError, without_traceback
 from spark_sink.events.heartbeats import heartbeats
 from spark_sink.events.positions import AtTime, EventRange, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
-from spark_sink.snapshot.queue import BatchPart, SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.plan import SnapshotPlan
+from spark_sink.snapshot.selections import CollectionPatterns
 from spark_sink.source.batch_planner import BatchPlanner, QueryOutput
+from spark_sink.source.event_planner import EventPlanner
 from spark_sink.source.offsets import Offset
-from spark_sink.source.snapshot_tasks import tasks_of_queue
-from spark_sink.source.task_rows import SourceEvent, Task, TaskPartition, rows_of_task
+from spark_sink.source.task_rows import (
+    SnapshotTask,
+    SourceEvent,
+    Task,
+    TaskPartition,
+    chunk_read,
+    rows_of_task,
+)
 from spark_sink.stream.router_client import RouterClient
+
+# The most seconds from start() to the making of the reader, in a process that Spark launches for
+# the query: a busy JVM needs two, and the imports as many.
+_LAUNCH_SECONDS = 10.0
 
 
 class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -49,11 +61,12 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     """
 
     def __init__(
-        self, options: StreamOptions, loaded: float, output: QueryOutput | None = None
+        self, options: StreamOptions, loaded_at: float, output: QueryOutput | None = None
     ) -> None:
         self.options = options
         """What the query was started with."""
-        self._loaded = loaded
+        # Of `start()`, or up to _LAUNCH_SECONDS before: Spark makes the reader for a query.
+        self._started_at = max(loaded_at, time.time() - _LAUNCH_SECONDS)
         self._output = QueryOutput() if output is None else output
         self._planner: BatchPlanner | None = None
 
@@ -141,7 +154,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """What plans the batches, connected at first use. Raises StreamError and OptionError."""
         if self._planner is None:
             _exit_on_sigterm()
-            self._planner = BatchPlanner.connected(self.options, self._output, self._loaded)
+            self._planner = BatchPlanner.connected(self.options, self._output, self._started_at)
         return self._planner
 
 
@@ -193,15 +206,13 @@ class MergerouterBatchReader(DataSourceReader):
         options = self._options
         if options.batch_mode == "snapshot":
             snapshot_time = client.with_retries(client.present)
+            plan = SnapshotPlan(snapshot_time, end=None)  # all in one batch
+            chosen = CollectionPatterns(options.snapshot.collections)
             planner = ChunkPlanner(client.mongo, options.scope, options.snapshot)
-            begun = client.with_retries(lambda: planner.begin(snapshot_time))
-            plan = replace(begun, end=None)  # all in one batch
-            request = SnapshotRequest.initial(snapshot_time, plan, options.snapshot.collections)
-            queue = SnapshotQueue(requests=(request,), batch=BatchPart(snapshot_time))
-            start = options.start
-            return client.with_retries(
-                lambda: tasks_of_queue(queue, start, options, planner, client.present)
-            )
+            return [
+                SnapshotTask(tuple(chunk_read(each, snapshot_time, options) for each in chunks))
+                for chunks in client.with_retries(lambda: planner.tasks(plan, chosen))
+            ]
         present = after(client.with_retries(client.present))
         end = options.end or present
         if not is_after(end, options.start):

@@ -15,6 +15,7 @@ from spark_sink.options.stream_options import StreamOptions
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.selections import EVERYTHING, Namespace, ScopeGain
+from spark_sink.snapshot.unread import token_in
 from spark_sink.source.task_rows import SnapshotTask, SourceEvent, Task, chunk_read
 
 
@@ -74,7 +75,7 @@ def _end_of_snapshot(
     if not reads_all:
         names = sorted({*request.selection.unread, *planner.names(request.selection)})
         if not request.is_required:  # what the scope has gained meanwhile is read later
-            names = [name for name in names if not any(g.accepts(*name) for g in queue.gains)]
+            names = [name for name in names if not token_in(queue.gains, *name)]
         if not (names or isinstance(request.selection, ScopeGain)):
             return None
     event["readUntil"] = max(snapshot_time, present())

@@ -12,8 +12,6 @@ import pyarrow as pa
 from bson.timestamp import Timestamp
 from pyspark.sql.datasource import InputPartition
 
-from spark_sink.batches.event_tasks import EventsTask, TaskReader
-from spark_sink.batches.task_reports import report
 from spark_sink.events.header import join_fragments
 from spark_sink.events.positions import AtTime, Position, Token, after
 from spark_sink.events.runs import Run, run_of, sort_key
@@ -24,7 +22,9 @@ from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.field_edits import FieldEdits
 from spark_sink.snapshot.plan import Chunk
 from spark_sink.snapshot.reader import ChunkRead, ChunkReader
+from spark_sink.source.event_tasks import EventsTask, TaskReader
 from spark_sink.source.schema import typed_documents
+from spark_sink.source.task_reports import report
 from spark_sink.stream.raw_replies import one_ahead
 from spark_sink.stream.router_client import RouterClient
 

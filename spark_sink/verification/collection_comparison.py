@@ -29,10 +29,10 @@ from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.folders import Folder
 from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import named_options, parse_options
-from spark_sink.session.spark_session import tasks_by_cores
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.plan import Chunk, SnapshotPlan
 from spark_sink.snapshot.selections import CollectionPatterns
+from spark_sink.spark_session import tasks_by_cores
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.ddl_events import unread_after

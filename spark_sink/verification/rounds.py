@@ -21,7 +21,7 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.console import say
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import after
-from spark_sink.jobs.failures import cause_of
+from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.jobs.job_tables import CURRENT

@@ -19,7 +19,7 @@ from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
 from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.jobs.checkpoint import LoggedBatch
-from spark_sink.jobs.failures import cause_of
+from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.history.job_history import snapshot_ends
 from spark_sink.jobs.history.restoration import lacking_tables
 from spark_sink.jobs.job_folder import JobFolder, JobRecord

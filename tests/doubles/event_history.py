@@ -12,11 +12,11 @@ from bson.timestamp import Timestamp
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.event_planner import EventPlanner
-from spark_sink.batches.task_reports import ReadStats, ReportInbox
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.events.runs import Run, run_of
 from spark_sink.options.stream_options import StreamOptions
+from spark_sink.source.event_planner import EventPlanner
+from spark_sink.source.task_reports import ReadStats, ReportInbox
 from spark_sink.stream.event_stream import EventStream
 from spark_sink.stream.raw_replies import StreamCursor
 from spark_sink.stream.router_client import Clocks, Shard

@@ -22,7 +22,7 @@ from pymongo.errors import OperationFailure
 from router.cli import main
 from router.tools.tail import cause_and_remedy
 from spark_sink.errors import stream_refused
-from spark_sink.jobs.failures import cause_of
+from spark_sink.jobs.failure_texts import cause_of
 
 _FOR_DEVELOPERS = re.compile(
     r"Traceback|Errno|full error|configured timeouts|Topology|RawBSON|\\tat |Py4J|Value error"

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
 from spark_sink import local_session
-from spark_sink.session.spark_session import bundled_java
+from spark_sink.spark_session import bundled_java
 from tests.spark.quick_session import QUICK
 
 MAX_EVENTS = 1000

@@ -7,9 +7,9 @@ from typing import Any
 import bson
 import pytest
 
-from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.events.positions import AtTime, Position
 from spark_sink.options.stream_options import parse_options
+from spark_sink.source.event_planner import EventPlanner
 from spark_sink.source.task_rows import rows_of_task
 from spark_sink.stream.router_client import RouterClient
 from tests.spark.batches import batches

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from spark_sink import spark_session
 from spark_sink.errors import SourceError
-from spark_sink.session import spark_session
-from spark_sink.session.spark_session import bundled_java, find_java
+from spark_sink.spark_session import bundled_java, find_java
 
 
 def fake_java(folder, version):

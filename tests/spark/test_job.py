@@ -282,7 +282,7 @@ def test_what_matches_nothing_is_told(
     def session(*_: object) -> None:
         raise OptionError("Spark starts")
 
-    for module in ("session.spark_session", "running"):
+    for module in ("spark_session", "running"):
         monkeypatch.setattr(f"spark_sink.{module}.job_session", session)
     monkeypatch.setattr("spark_sink.jobs.stop_request.signal.signal", lambda *_: None)
     shop.insert(1)

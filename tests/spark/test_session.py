@@ -12,9 +12,8 @@ from pyspark import SparkContext, cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import CaseInsensitiveDict
 
-from spark_sink import local_session, register
-from spark_sink.session import spark_session
-from spark_sink.session.spark_session import _DYNAMIC, job_session
+from spark_sink import local_session, register, spark_session
+from spark_sink.spark_session import _DYNAMIC, job_session
 
 pytestmark = pytest.mark.xdist_group("spark_queries")  # one Spark
 

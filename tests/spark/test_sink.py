@@ -15,7 +15,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
-from spark_sink.jobs.failures import cause_of
+from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.mongodb_sink.changes import (
     WriteOptions,
     change_of_event,

@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import spark_partition_id
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import AtTime
 from spark_sink.options.stream_options import parse_options
+from spark_sink.source.event_planner import EventPlanner
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.source.task_rows import SnapshotTask, SourceEvent

@@ -96,7 +96,7 @@ def test_whole_rows_are_compared_with_the_stream(
     def session(*_: Any) -> Iterator[SparkSession]:
         yield spark
 
-    monkeypatch.setattr("spark_sink.session.spark_session.job_session", session)
+    monkeypatch.setattr("spark_sink.spark_session.job_session", session)
 
     def verified(status: int, *more: str) -> dict[str, Any]:
         arguments = ["verify", "--json", "--uri", shop.uri, "--out", str(tmp_path), *more]

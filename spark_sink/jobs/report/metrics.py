@@ -16,7 +16,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_sink.errors import OptionError
-from spark_sink.jobs.report.progress import BatchProgress, batch_progress, reached
+from spark_sink.jobs.report.progress import QueryProgress, query_progress
 
 _OPERATIONS = {"c": "create", "u": "update", "d": "delete", "r": "snapshot"}
 # The most collections with metrics of their own.
@@ -82,23 +82,26 @@ class JobMetrics:
             served.callback(end)
         return served
 
-    def add(self, batch: BatchProgress) -> None:
-        """Count a batch; the rows of collections after the first 200 are those of "other"."""
+    def add(self, progress: QueryProgress) -> None:
+        """Count a batch, if there is one, and note the cluster time that is reached.
+
+        The rows of collections after the first 200 are those of "other".
+        """
+        if progress.through is not None:
+            self._through.set(progress.through)
+        if progress.batch is None:
+            return
         self._batches.inc()
-        self._events.inc(batch.written.events)
-        self._seconds.observe(batch.seconds)
-        self._snapshot.set(batch.share)
-        for table, seconds in batch.written.seconds.items():
+        self._events.inc(progress.written.events)
+        self._seconds.observe(progress.seconds)
+        self._snapshot.set(progress.share)
+        for table, seconds in progress.written.seconds.items():
             self._commits.labels(table).observe(seconds)
-        for namespace, op, number in batch.written.counts:
+        for namespace, op, number in progress.written.counts:
             if len(self._named) < _MOST_NAMESPACES:
                 self._named.add(namespace)
             name = namespace if namespace in self._named else "other"
             self._changes.labels(name, _OPERATIONS.get(op, op)).inc(number)
-
-    def reach(self, through: int, *, waits: bool) -> None:
-        """Note the cluster time up to which the tables have all events."""
-        self._through.set(through)
 
     def add_round(self, through: int, rows: int, differences: int) -> None:
         """Count a round of verification, through a cluster time in seconds since 1970."""
@@ -118,12 +121,7 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Count a batch."""
-        progress = json.loads(event.progress.json)
-        batch, through = batch_progress(progress, time.time()), reached(progress)
-        if batch is not None:
-            self._metrics.add(batch)
-        if through is not None:
-            self._metrics.reach(through, waits=False)
+        self._metrics.add(query_progress(json.loads(event.progress.json), time.time()))
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""What a job's batches have done, and the lines that a running job prints about them."""
+"""How far a job's query is, and the lines that a running job prints about it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -28,85 +28,80 @@ _WORK_SECONDS = 10
 
 
 @dataclass(frozen=True)
-class BatchProgress:
-    """A batch that has run: its number, output, seconds, and the cluster time at its end.
+class QueryProgress:
+    """What one of Spark's reports says of a query.
 
-    `lag` is the age of `through` when the batch ended, in seconds; both are None while the batch's
-    position has no time. `snapshot` is the progress of a snapshot that has not ended, and `share`
-    the part of it that is done, from 0 to 1, by the chunks that are known.
+    Args:
+        batch: the number of the batch that has run; None for a trigger without one.
+        written: its output; by Spark's report alone, only the number of rows.
+        seconds: which it took.
+        through: the cluster time up to which the query has all events, in seconds since 1970; None
+            while its position has no time.
+        lag: the age of `through` at the time of the report, in seconds.
+        waits: whether the stream stands still there, because it waits for a shard.
+        snapshot: the progress of a snapshot that has not ended, as text.
+        share: the part of it that is done, from 0 to 1, by the chunks that are known.
     """
 
-    number: int
-    written: TaskReport
-    seconds: float
+    batch: int | None = None
+    written: TaskReport = field(default_factory=TaskReport)
+    seconds: float = 0.0
     through: int | None = None
-    lag: float | None = None
+    lag: float = 0.0
+    waits: bool = False
     snapshot: str = ""
     share: float = 1.0
 
     def __str__(self) -> str:
         events, seconds = self.written.events, self.seconds
         rate = events / seconds if seconds else 0.0
-        text = f"batch {self.number}: {events:,} events in {seconds:.1f} s ({rate:,.0f}/s)"
+        text = f"batch {self.batch}: {events:,} events in {seconds:.1f} s ({rate:,.0f}/s)"
         if self.written.files:
             text += f", {self.written.files} files"
-        if self.through is not None and self.lag is not None:
+        if self.through is not None:
             text += f", through {_moment(self.through)}, {self.lag:.0f} s behind"
         return f"{text}, {self.snapshot}" if self.snapshot else text
 
 
-def batch_progress(progress: Mapping[str, Any], now: float) -> BatchProgress | None:
-    """Return the batch of one of Spark's progress reports; None for a trigger without a batch.
+def query_progress(report: Mapping[str, Any], now: float) -> QueryProgress:
+    """Return what one of Spark's reports says.
 
-    Its events are the rows that Spark has counted, which are reports of tasks in a job's query.
+    The query has all events up to the end of its last batch, or the time before which no event
+    follows.
 
     Args:
-        progress: an element of `StreamingQuery.recentProgress`.
-        now: the time of the report, in seconds since 1970.
+        report: an element of `StreamingQuery.recentProgress`.
+        now: the time at which it was read, in seconds since 1970.
     """
-    durations = progress.get("durationMs", {})
-    if _EXECUTED not in durations:
-        return None
-    offset, through = _offset(progress), reached(progress)
+    durations, end = report.get("durationMs", {}), _offset(report, "endOffset")
+    latest = _offset(report, "latestOffset")
+    quiet = None if latest is None or latest.quiet_until is None else latest.quiet_until.time
+    times = [] if end is None or end.time is None else [end.time.time]
+    through = max([*times, *([] if quiet is None else [quiet])], default=None)
+    begun = datetime.fromisoformat(report["timestamp"]).timestamp()
     snapshot, share = "", 1.0
-    if offset is not None and (plan := offset.snapshots.initial_plan) is not None:
+    if end is not None and (plan := end.snapshots.initial_plan) is not None:
         counts = plan.progress  # in which each collection counts the same
         share = (counts.collections_planned + counts.share) / max(1, counts.collections)
         snapshot = (
             f"snapshot: {counts.collections_planned} of {counts.collections} collections, "
             f"{counts.chunks_planned} chunks"
         )
-    return BatchProgress(
-        int(progress["batchId"]),
-        TaskReport(events=progress.get("numInputRows", 0)),
+    return QueryProgress(
+        int(report["batchId"]) if _EXECUTED in durations else None,
+        TaskReport(events=report.get("numInputRows", 0)),
         durations.get("triggerExecution", 0) / 1000,
         through,
-        None if through is None else max(0.0, now - through),
+        0.0 if through is None else max(0.0, now - through),
+        quiet is not None and begun - quiet > STANDS,
         snapshot,
         share,
     )
 
 
-def reached(progress: Mapping[str, Any]) -> int | None:
-    """Return the cluster time up to which a query has all events, in seconds since 1970.
-
-    It is the end of the last batch, or the time before which no event follows. None without a
-    position. `progress` is one of Spark's reports, also of a trigger without a batch.
-    """
-    end, quiet = _offset(progress), _quiet_until(progress)
-    ends = [] if end is None or end.time is None else [int(end.time.time)]
-    return max([*ends, *([] if quiet is None else [quiet])], default=None)
-
-
-def _quiet_until(progress: Mapping[str, Any]) -> int | None:
-    """Return the time before which no event follows the last batch; None if one may follow."""
-    latest = _offset(progress, "latestOffset")
-    return None if latest is None or latest.quiet_until is None else int(latest.quiet_until.time)
-
-
-def _offset(progress: Mapping[str, Any], name: str = "endOffset") -> Offset | None:
-    """Return an offset, by default that at the end of a batch; None where the report has none."""
-    end: Any = next((source.get(name) for source in progress.get("sources", ())), None)
+def _offset(report: Mapping[str, Any], name: str) -> Offset | None:
+    """Return an offset of the source; None where the report has none."""
+    end: Any = next((source.get(name) for source in report.get("sources", ())), None)
     try:
         return Offset.of(json.loads(end) if isinstance(end, str) else end)
     except (StreamError, ValueError, AttributeError):
@@ -117,31 +112,18 @@ def _moment(time_: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_))
 
 
-class ProgressReader(Protocol):
-    """Receives the progress of a query."""
-
-    def add(self, batch: BatchProgress) -> None:
-        """Note a batch that has run."""
-
-    def reach(self, through: int, *, waits: bool) -> None:
-        """Note the cluster time up to which the query has all events (`reached`).
-
-        `waits` is whether the stream stands still there, because it waits for a shard.
-        """
-
-
 class ProgressReport:
     """Prints a line for each batch of a job's query, and when its stream stands still.
 
     Args:
-        listeners: receive each batch, and what the query has reached.
+        listeners: get the progress with each batch, and what the query has reached since.
         clock: the present, in seconds since 1970.
         once: whether the query reads a snapshot alone.
     """
 
     def __init__(
         self,
-        listeners: Sequence[ProgressReader] = (),
+        listeners: Sequence[Callable[[QueryProgress], None]] = (),
         clock: Callable[[], float] = time.time,
         *,
         once: bool = False,
@@ -165,7 +147,7 @@ class ProgressReport:
         where = "begins" if last is None else f"continues after batch {last.number}"
         say(f"Spark has started: the job {where}")
         if last is not None and last.end.time is not None:
-            self._reach(int(last.end.time.time), waits=False)
+            self._tell(QueryProgress(through=last.end.time.time))
 
     def end(self, last: LoggedBatch | None) -> None:
         """Print that the query was stopped, or, of a snapshot alone, that it has read all."""
@@ -177,34 +159,32 @@ class ProgressReport:
 
     def __call__(self, query: StreamingQuery) -> None:
         """Report the batches that ended since the last call, and what the query has reached."""
-        progress: Mapping[str, Any] | None = None
-        for progress in query.recentProgress:
-            if int(progress["batchId"]) <= self._reported:
+        reports = query.recentProgress
+        for report in reports:
+            if int(report["batchId"]) <= self._reported:
                 continue
-            batch = batch_progress(progress, self._clock())
-            if batch is None:
+            progress = query_progress(report, self._clock())
+            if (batch := progress.batch) is None:
                 continue
-            self._reported = batch.number
-            batch = replace(batch, written=self._written.get(batch.number, TaskReport()))
-            for number in [number for number in [*self._written] if number <= batch.number]:
+            self._reported = batch
+            progress = replace(progress, written=self._written.get(batch, TaskReport()))
+            for number in [number for number in [*self._written] if number <= batch]:
                 del self._written[number]  # batches without rows are not reported
-            say(str(batch))
-            for listener in self._listeners:
-                listener.add(batch)
-        self._report_long_batch(query, None if progress is None else str(progress["timestamp"]))
-        if progress is None or (through := reached(progress)) is None:
+            say(str(progress))
+            self._tell(progress)
+        self._report_long_batch(query, str(reports[-1]["timestamp"]) if reports else None)
+        latest = query_progress(reports[-1], self._clock()) if reports else QueryProgress()
+        if latest.through is None:
             return
-        quiet, begun = _quiet_until(progress), datetime.fromisoformat(progress["timestamp"])
-        waits = quiet is not None and begun.timestamp() - quiet > STANDS
-        if waits and not self._waits:
+        if latest.waits and not self._waits:
             say(
-                f"the stream stands still at {_moment(through)}: a shard does not answer, or is "
-                "behind (the router's status page names it). The job waits; nothing is lost"
+                f"the stream stands still at {_moment(latest.through)}: a shard does not answer, "
+                "or is behind (the router's status page names it). The job waits; nothing is lost"
             )
-        elif self._waits and not waits:
+        elif self._waits and not latest.waits:
             say("the stream continues")
-        self._waits = waits
-        self._reach(through, waits=waits)
+        self._waits = latest.waits
+        self._tell(replace(latest, batch=None))
 
     def _report_long_batch(self, query: StreamingQuery, last: str | None) -> None:
         """Print once that a batch runs for long; `last` is the time of the last report."""
@@ -217,10 +197,12 @@ class ProgressReport:
             )
             self._since = math.inf
 
-    def _reach(self, through: int, *, waits: bool) -> None:
-        self._through = max(self._through, through)
+    def _tell(self, progress: QueryProgress) -> None:
+        if progress.through is not None:
+            self._through = max(self._through, progress.through)
+            progress = replace(progress, through=self._through)
         for listener in self._listeners:
-            listener.reach(self._through, waits=waits)
+            listener(progress)
 
 
 @contextmanager

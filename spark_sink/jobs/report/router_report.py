@@ -12,8 +12,8 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure, PyMongoError
 
 from spark_sink.console import say
-from spark_sink.jobs.failures import cause_of
-from spark_sink.jobs.report.progress import BatchProgress
+from spark_sink.jobs.failure_texts import cause_of
+from spark_sink.jobs.report.progress import QueryProgress
 from spark_sink.options.stream_options import parse_options
 from spark_sink.stream.retries import is_transient
 from spark_sink.stream.router_client import addresses_of, mongo_client
@@ -75,16 +75,16 @@ class RouterReport:
             self._send(ended=True)
         self._client.close()
 
-    def add(self, batch: BatchProgress) -> None:
-        """Note a batch, which the next `turn` reports."""
+    def add(self, progress: QueryProgress) -> None:
+        """Note a batch, if there is one, and what is reached: the next `turn` reports them."""
+        if progress.through is not None:
+            self._report |= {"through": Timestamp(progress.through, 0), "waits": progress.waits}
+        if progress.batch is None:
+            return
         if "batch" not in self._report:
             self._next = self._clock()
-        self._report["batch"] = batch.number
-        self._rates.append((self._clock(), batch.written.events))
-
-    def reach(self, through: int, *, waits: bool) -> None:
-        """Note what the job has reached, which the next `turn` reports."""
-        self._report |= {"through": Timestamp(through, 0), "waits": waits}
+        self._report["batch"] = progress.batch
+        self._rates.append((self._clock(), progress.written.events))
 
     def turn(self) -> None:
         """Report what is due; call it about every second."""

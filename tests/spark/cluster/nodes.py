@@ -22,7 +22,7 @@ from pathlib import Path
 import pyspark
 from packaging.requirements import Requirement
 
-from spark_sink.session.spark_session import find_java
+from spark_sink.spark_session import find_java
 
 REPOSITORY = Path(__file__).parents[3]
 _HOME = Path(pyspark.__file__).parent

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
-from spark_sink.session.spark_session import register, require_packages
+from spark_sink.spark_session import register, require_packages
 
 
 def test_a_python_without_the_packages_is_refused_by_name() -> None:
@@ -61,3 +61,13 @@ def test_the_package_shows_its_names_and_imports_pyspark_at_first_use() -> None:
         *(b"Job", b"apply_changes", b"infer_schema", b"local_session", b"parse_documents"),
         *(b"read_at", b"register", b"verify", b"False"),
     ]
+
+
+def test_a_start_that_only_checks_its_options_imports_no_reader() -> None:
+    heavy = ("pyarrow", "spark_sink.source.readers", "spark_sink.mongodb_sink.writers")
+    imported = f"print([m for m in {heavy} if m in sys.modules])"
+    script = f"import sys, spark_sink.source.data_source; {imported}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sink.batches.event_tasks import TaskReader
 from spark_sink.events.header import fragment_of, join_fragments
 from spark_sink.events.positions import AtTime, Position, key_of
+from spark_sink.source.event_tasks import TaskReader
 from tests.doubles.event_history import History, Inbox, planner
 
 

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_sink.errors import SourceError, StreamError
-from spark_sink.jobs.failures import cause_of
+from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.tables import current_table, table_version
 from spark_sink.tables.delta_log import DeltaLog

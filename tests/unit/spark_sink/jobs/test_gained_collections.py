@@ -97,7 +97,7 @@ class Gaining:
         changes = ChangeReport.total(staged(folder, self.events(start, end)))
         assert end.scope is not None
         table = CurrentTable(str(folder))
-        scope = TableScope(end.scope.accepts, end.gained)
+        scope = TableScope(end.scope.accepts, end.snapshots.gains)
         table.apply_staged(None, Upsert(changes, batch, None, scope))
         return table.state
 
@@ -116,7 +116,7 @@ def test_ten_thousand_collections_take_a_few_bytes_and_kills_lose_none(tmp_path:
         if chance.random() < 0.3:  # killed before Spark has noted that the batch is committed
             job.start(database="shop")
             assert job.commit(folder, number, start, end) == state
-        assert bool(token_in(state.unread, "shop", job.names[-1])) == bool(end.gained)
+        assert bool(token_in(state.unread, "shop", job.names[-1])) == bool(end.snapshots.gains)
         start, number = end, number + 1
         if end.snapshots.batch.reading is None:  # a batch with files has a line for each of them
             sizes.append((folder / commit_path(number - 1)).stat().st_size)
@@ -133,7 +133,7 @@ def test_a_scope_that_changes_twice_at_one_time_gains_twice() -> None:
     job.start(database="shop", collection="old,b")
     first = job.plan(START)
     assert first is not None
-    assert [*first.gained.values()] == [high_water_mark(TIME)]
+    assert [*first.snapshots.gains.values()] == [high_water_mark(TIME)]
     reading = job.plan(first)
     assert reading is not None
     job.start(database="shop", collection="old,b,c")
@@ -192,5 +192,5 @@ def test_the_end_of_a_snapshot_without_collections_ends_what_was_gained(tmp_path
     end = job.plan(gained)
     assert end is not None
     [ended] = job.events(gained, end)
-    assert (ended["collections"], end.gained) == ([], {})
+    assert (ended["collections"], end.snapshots.gains) == ([], {})
     assert job.commit(tmp_path, 1, gained, end).unread == {}

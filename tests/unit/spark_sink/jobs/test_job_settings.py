@@ -305,7 +305,7 @@ def test_a_job_s_failure_is_raised_although_its_session_cannot_end(
         raise at_end
 
     start = Mock(run=lambda _: OptionError("the table is lost"))
-    monkeypatch.setattr(running._Start, "checked", lambda *_, **__: start)
+    monkeypatch.setattr(running, "_Start", lambda *_: start)
     monkeypatch.setattr(running, "job_session", session)
     settings, stop = Job(str(tmp_path / "job")).settings, StopRequest(handles_signals=False)
     with pytest.raises(OptionError if isinstance(at_end, OSError) else KeyboardInterrupt):

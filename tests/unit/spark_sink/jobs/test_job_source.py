@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.event_tasks import EventsTask
 from spark_sink.events.heartbeats import heartbeat
 from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_query import job_options
@@ -14,6 +13,7 @@ from spark_sink.jobs.job_source import JobStreamReader
 from spark_sink.jobs.task_writer import TaskTables
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.queue import BatchPart, SnapshotQueue
+from spark_sink.source.event_tasks import EventsTask
 from spark_sink.source.offsets import Offset
 from spark_sink.source.task_rows import SourceEvent
 

@@ -125,7 +125,7 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
     made = restoration.rebuild_table(None, folder, time(3), str(tmp_path / "then"))
     unread = {("shop", "items"): token(2), ("shop", "late"): token(3), gained: token(3)}
     assert made.state.unread == unread
-    monkeypatch.setattr("spark_sink.session.spark_session.job_session", lambda *_: nullcontext())
+    monkeypatch.setattr("spark_sink.spark_session.job_session", lambda *_: nullcontext())
     lacks = "collections of database 'shop' outside of database 'crm', shop.items, shop.late"
     lacks = f"it lacks documents of {lacks}: "
     for inc, lacking in ((3, lacks), (7, lacks), (8, "")):

@@ -17,12 +17,12 @@ from prometheus_client import generate_latest
 
 from spark_sink.dataclass_json import to_document
 from spark_sink.jobs.checkpoint import LoggedBatch
-from spark_sink.jobs.failures import cause_of
+from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.report.metrics import JobMetrics, ProgressListener
 from spark_sink.jobs.report.progress import (
-    BatchProgress,
     ProgressReport,
-    batch_progress,
+    QueryProgress,
+    query_progress,
 )
 from spark_sink.jobs.task_writer import TaskReport
 from spark_sink.snapshot.plan import Mark, Progress, SnapshotPlan
@@ -57,7 +57,7 @@ class Query:
 def test_a_batch_is_told_once_with_rate_and_lag(capsys: pytest.CaptureFixture[str]) -> None:
     query = Query()
     metrics = JobMetrics()
-    report = ProgressReport((metrics,), lambda: THROUGH + 4.0)
+    report = ProgressReport((metrics.add,), lambda: THROUGH + 4.0)
     report.wrote(0, TaskReport({"bronze": [*"abc"]}, events=500))  # type: ignore[list-item]
     idle = {**progress(1), "durationMs": {"triggerExecution": 3}, "sources": []}
     for each in (progress(0), idle, progress(1)):
@@ -79,7 +79,7 @@ def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     query, metrics = Query(), JobMetrics()
-    report = ProgressReport((metrics,))
+    report = ProgressReport((metrics.add,))
 
     def through(*reports: dict[str, Any]) -> float | None:
         query.recentProgress += reports
@@ -149,7 +149,7 @@ def test_rows_are_counted_by_collection_and_operation(monkeypatch: pytest.Monkey
     metrics = JobMetrics()
     first = [("shop.orders", "c", 3), ("shop.orders", "d", 1), ("shop.items", "c", 2)]
     for counts in (first, [("shop.orders", "c", 4), ("shop.more", "c", 5)]):
-        metrics.add(BatchProgress(0, TaskReport(counts=counts), 1.0))
+        metrics.add(QueryProgress(0, TaskReport(counts=counts), 1.0))
     lines = generate_latest(metrics.registry).decode().splitlines()
     assert [each for each in lines if each.startswith("mergerouter_job_changes_total")] == [
         'mergerouter_job_changes_total{namespace="shop.orders",operation="create"} 7.0',
@@ -180,7 +180,7 @@ def test_the_board_asks_for_metrics_that_exist() -> None:
     panels = json.loads((ROOT / "deploy" / "grafana" / "jobs.json").read_text())["panels"]
     metrics = JobMetrics()
     done = TaskReport(seconds={"current": 0.2})
-    metrics.add(BatchProgress(0, done, 1.0))
+    metrics.add(QueryProgress(0, done, 1.0))
     text = generate_latest(metrics.registry).decode()
     asked = {name for each in panels for name in re.findall(r"mergerouter_\w+", str(each))}
     assert asked
@@ -193,16 +193,16 @@ def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
     signals = SnapshotQueue(
         requests=(SnapshotRequest.initial(TIME, SnapshotPlan(TIME, progress=done)),)
     )
-    running = batch_progress(progress(0, snapshots=to_document(signals)), THROUGH)
+    running = query_progress(progress(0, snapshots=to_document(signals)), THROUGH)
     at_end = to_document(SnapshotQueue(batch=BatchPart(ending=signals.requests[0])))
-    ended = batch_progress(progress(1, snapshots=at_end), THROUGH)
+    ended = query_progress(progress(1, snapshots=at_end), THROUGH)
     assert str(running).endswith("snapshot: 1 of 3 collections, 12 chunks")
     assert "snapshot" not in str(ended)
 
 
 def test_the_part_of_a_snapshot_that_is_done_is_a_metric() -> None:
     query, metrics = Query(), JobMetrics()
-    report = ProgressReport((metrics,), lambda: THROUGH)
+    report = ProgressReport((metrics.add,), lambda: THROUGH)
     plan = SnapshotPlan(TIME, end=Mark("items"), progress=Progress(2, 1, share=0.5))
     running = SnapshotQueue(requests=(SnapshotRequest.initial(TIME, plan),))
     for each, ratio in ((progress(0, snapshots=to_document(running)), 0.75), (progress(1), 1)):
@@ -213,9 +213,9 @@ def test_the_part_of_a_snapshot_that_is_done_is_a_metric() -> None:
 
 @pytest.mark.parametrize("sources", [[], [{"endOffset": None}], [{"endOffset": "{"}]])
 def test_a_report_without_an_offset_has_no_time(sources: list[dict[str, Any]]) -> None:
-    found = batch_progress({**progress(3), "sources": sources}, THROUGH)
-    assert found is not None
-    assert (found.through, found.lag) == (None, None)
+    found = query_progress({**progress(3), "sources": sources}, THROUGH)
+    assert found.through is None
+    assert "behind" not in str(found)
 
 
 def test_the_innermost_cause_comes_first() -> None:

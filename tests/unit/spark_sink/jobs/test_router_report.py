@@ -13,7 +13,7 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.synchronous.database import Database
 
 from router.commands.job_reports import JobReport
-from spark_sink.jobs.report.progress import BatchProgress
+from spark_sink.jobs.report.progress import QueryProgress
 from spark_sink.jobs.report.router_report import RouterReport
 from spark_sink.jobs.task_writer import TaskReport
 from tests.harness.facade import Facade, facade
@@ -35,8 +35,8 @@ def reporting(port: int, clock: Clock) -> RouterReport:
     return RouterReport("s3://key:secret@place/tables", given, clock)
 
 
-def batch(number: int, events: int) -> BatchProgress:
-    return BatchProgress(number, TaskReport(events=events), 2.0, 1_795_163_230, 4.0)
+def batch(number: int, events: int) -> QueryProgress:
+    return QueryProgress(number, TaskReport(events=events), 2.0, 1_795_163_230, 4.0)
 
 
 def kept(made: Facade) -> list[JobReport]:
@@ -52,7 +52,7 @@ async def test_batches_are_reported_with_their_rate() -> None:
         clock.seconds += 20
         report.add(batch(6, 500))
         report.add(batch(7, 700))
-        report.reach(1_795_163_230, waits=True)
+        report.add(QueryProgress(through=1_795_163_230, waits=True))
         await asyncio.to_thread(report.turn)
         (found,) = kept(made)
         assert found == JobReport(

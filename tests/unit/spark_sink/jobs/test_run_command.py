@@ -19,7 +19,7 @@ import spark_sink.cli as command
 from spark_sink import running
 from spark_sink.errors import OptionError, SourceError
 from spark_sink.jobs import orderly_stop, router_beside
-from spark_sink.jobs.failures import cause_of
+from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.report.router_report import RouterReport

@@ -133,7 +133,7 @@ class Query:
         elif "collections" in event:
             claimed = {named["coll"] for named in event["collections"]}
         # A scope that is gained once more stays unread until its own end.
-        gained = [*end.gained]
+        gained = [*end.snapshots.gains]
         claimed = {name for name in claimed if not any(e.accepts("shop", name) for e in gained)}
         of_claimed = {(name, number) for name in claimed for number in range(DOCUMENTS)}
         assert of_claimed <= self.read.get(ending.id, set()), f"of {ending.id}, {ending.kind}"

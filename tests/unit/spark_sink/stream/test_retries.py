@@ -16,10 +16,10 @@ from bson.timestamp import Timestamp
 from pymongo.errors import AutoReconnect, OperationFailure
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.event_tasks import EventsTask, TaskReader
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token
 from spark_sink.options.stream_options import RetryPolicy, parse_options
+from spark_sink.source.event_tasks import EventsTask, TaskReader
 from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.stream import raw_replies, router_client
 from spark_sink.stream.event_stream import EventStream, read_runs

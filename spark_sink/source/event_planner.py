@@ -15,12 +15,8 @@ batch. So planning costs about the same for batches of all sizes:
    estimated end, the batch ends there.
 3. If there is no such end, the events are counted.
 
-Between two batches, one of these is known of the events after the planned one:
-
-- Fresh: nothing. It is so at first, and when a batch does not begin where the planned one ends.
-- Sampled: what was read beyond the planned end. The cursor reads on.
-- Jumped: the sample from the probe of the estimated end. Its cursor is closed until it is read
-  again: the router would read ahead for it while tasks read.
+After a batch that ends within the sample, the cursor reads on with the next one. Otherwise it is
+closed: the router would read ahead for it while tasks read.
 """
 
 from __future__ import annotations
@@ -32,17 +28,7 @@ from dataclasses import replace
 
 from bson.timestamp import Timestamp
 
-from shard_client.bson.resume_token import cluster_time_of
-from spark_sink.batches.event_rate import EventRate
-from spark_sink.batches.event_tasks import EventsTask, merged_tasks, shard_tasks
-from spark_sink.batches.lookahead import (
-    IDLE_AFTER,
-    SAMPLE_SIZE,
-    Lookahead,
-    between_transactions,
-)
-from spark_sink.batches.query_start import cluster_time_at, query_started
-from spark_sink.batches.task_reports import ReportInbox
+from shard_client.bson.resume_token import cluster_time_of, next_tick
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import (
     AtTime,
@@ -55,6 +41,15 @@ from spark_sink.events.positions import (
     time_of,
 )
 from spark_sink.options.stream_options import StreamOptions
+from spark_sink.source.event_rate import EventRate
+from spark_sink.source.event_tasks import EventsTask, divided
+from spark_sink.source.lookahead import (
+    IDLE_AFTER,
+    SAMPLE_SIZE,
+    Lookahead,
+    between_transactions,
+)
+from spark_sink.source.task_reports import ReportInbox
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import RouterClient
 
@@ -64,8 +59,6 @@ _END_TIMEOUT = 0.1
 _END_ATTEMPTS = 2
 # The most events that are counted.
 _MAX_COUNTED = 20_000
-# Events after an estimated end that are enough to estimate the next one.
-_END_SAMPLE = 100
 # The most ranges of a batch.
 _MAX_RANGES = 64
 
@@ -73,8 +66,8 @@ _MAX_RANGES = 64
 class EventPlanner:
     """Plans the events of batches, one after the other. Closes streams that an exception ends.
 
-    `loaded` is the time of a query's `load()`, if there is one. All requests may raise StreamError
-    or PyMongoError.
+    A query without a start option begins at `started_at`, in seconds since 1970; None is now. All
+    requests may raise StreamError or PyMongoError.
     """
 
     def __init__(
@@ -83,13 +76,13 @@ class EventPlanner:
         options: StreamOptions,
         inbox: ReportInbox | None = None,
         *,
-        loaded: float | None = None,
+        started_at: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._options = options
         self._inbox = inbox
-        self._loaded = loaded
+        self._started_at = started_at
         self._clock = clock
         self._event_rate = EventRate()
         self._plan: EventRange | None = None
@@ -141,9 +134,7 @@ class EventPlanner:
         if not self._options.in_total_order and not batch.is_small:
             shards = self._client.with_retries(self._client.shards)
         bounds = self._bounds(start, end, batch.events, 1 if shards is None else len(shards))
-        tasks = merged_tasks(start, end, bounds)
-        if shards is not None:
-            tasks = shard_tasks(tasks, shards)
+        tasks = divided(start, end, bounds, shards)
         address = None if self._inbox is None else self._inbox.address(len(tasks))
         return [replace(task, report_to=address) for task in tasks]
 
@@ -162,10 +153,11 @@ class EventPlanner:
             ahead.close()
 
     def _beginning(self) -> AtTime:
-        """Return where a query without a start option begins."""
-        clocks = self._client.clocks()
-        started = time.time() if self._loaded is None else query_started(self._loaded)
-        return AtTime(cluster_time_at(started, clocks.wall - time.time(), clocks.cluster_time))
+        """Return the first cluster time that an event after the start of the query can have."""
+        clocks, now = self._client.clocks(), time.time()
+        age = 0.0 if self._started_at is None else now - self._started_at
+        # By the servers' clock; without writes since, all later events follow the newest one.
+        return AtTime(min(Timestamp(int(clocks.wall - age), 0), next_tick(clocks.cluster_time)))
 
     def _with_whole_transactions(self, plan: EventRange) -> EventRange:
         """Return the batch; its end moves to the end of a transaction if transactions are kept."""
@@ -209,9 +201,6 @@ class EventPlanner:
         least: float,
     ) -> tuple[Position, int | None]:
         """Return where the batch that begins with a lookahead ends, and its size if known."""
-        has_sample = len(ahead.tokens) >= _END_SAMPLE and self._event_rate.is_known
-        if has_sample and (end := self._estimated_end(ahead, most, stop)) is not None:
-            return end, most
         wanted = SAMPLE_SIZE if most is None else min(SAMPLE_SIZE, most + 1)
         if stop is None:
             ahead.read_sample(wanted)
@@ -251,23 +240,21 @@ class EventPlanner:
         return None
 
     def _probe_end(self, candidate: AtTime, stop: AtTime | None) -> Position | None:
-        """Return the time of the first event at or after `candidate`, where a new sample begins.
+        """Return the time of the first event at or after `candidate`, where a new read begins.
 
         Return `candidate` itself if no event follows and all shards have passed it, and None if
         neither is known in time.
         """
-        ahead = Lookahead(self._stream(candidate), self._clock)
-        with closing(ahead):
-            ahead.read_sample(_END_SAMPLE, _END_TIMEOUT)
-        ahead.is_idle = False  # the cursor is closed, and what follows the batch was read later
-        if ahead.tokens:
-            end = AtTime(ahead.tokens[0].cluster_time)
-        elif ahead.position is not None and ahead.position.cluster_time > candidate.time:
+        with closing(self._stream(candidate)) as stream:
+            stream.max_await = _END_TIMEOUT
+            keys, reached = stream.next_run().keys, stream.position
+        if keys:
+            end = AtTime(cluster_time_of(keys[0]))
+        elif reached is not None and reached.cluster_time > candidate.time:
             end = candidate
         else:
             return None
         self.close()
-        self._ahead = ahead
         return end if stop is None or is_after(stop, end) else stop
 
     def _bounds(

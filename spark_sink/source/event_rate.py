@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.task_reports import ReadStats
+from spark_sink.source.task_reports import ReadStats
 
 # Ordinals of a second before a second was read to its end. A large number makes the first batches
 # too small rather than too large, because a batch then ends with its first second.

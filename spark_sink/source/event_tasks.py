@@ -15,10 +15,10 @@ from itertools import pairwise
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of, is_of_document
-from spark_sink.batches.task_reports import Address, ReadStats
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of, time_of
 from spark_sink.events.runs import Run
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.source.task_reports import Address, ReadStats
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.raw_replies import StreamCursor
 from spark_sink.stream.router_client import Shard
@@ -55,7 +55,6 @@ class TaskReader:
         self._retry_policy = retry_policy
         self.stats = ReadStats(0, 0, Timestamp(0, 0), Timestamp(0, 0))
         """What was read so far."""
-        self._last = ""
 
     def events(self) -> Iterator[bytes]:
         """Return the events in the order of the stream. Raises StreamError."""
@@ -73,16 +72,16 @@ class TaskReader:
                     yield own
 
     def _count(self, run: Run) -> None:
-        keys, stats = run.keys, self.stats
-        last, ticks = self._last or keys[0], stats.ticks
-        if last[2:10] != keys[-1][2:10]:  # a second was read to its end
-            for before, key in pairwise((last, *keys)):
-                if before[2:10] != key[2:10]:
-                    ticks = max(ticks, int(before[10:18], 16))
-        self._last = keys[-1]
+        stats, last = self.stats, cluster_time_of(run.keys[-1])
+        first = stats.first if stats.events else cluster_time_of(run.keys[0])
+        ticks, before = stats.ticks, stats.last if stats.events else first
+        if before.time != last.time:  # a second was read to its end
+            last_of_each = {key[2:10]: key for key in run.keys}
+            times = [before, *map(cluster_time_of, last_of_each.values())]
+            ended = [time.inc for time, later in pairwise(times) if time.time != later.time]
+            ticks = max(ticks, *ended)
         events, size = stats.events + len(run), stats.size + sum(map(len, run.events))
-        first = stats.first if stats.events else cluster_time_of(keys[0])
-        self.stats = ReadStats(events, size, first, cluster_time_of(keys[-1]), ticks)
+        self.stats = ReadStats(events, size, first, last, ticks)
 
     def _own(self, run: Run) -> Run:
         """Leave out the events that another shard's task returns."""
@@ -114,31 +113,23 @@ class TaskReader:
         )
 
 
-def merged_tasks(start: Position, end: Position, bounds: list[Timestamp]) -> list[EventsTask]:
-    """Return the tasks of the merged stream, divided at `bounds`, in order."""
-    cuts: list[Position] = [start, *map(AtTime, bounds), end]
-    return [EventsTask(left, right) for left, right in pairwise(cuts)]
+def divided(
+    start: Position, end: Position, bounds: list[Timestamp], shards: Iterable[Shard] | None
+) -> list[EventsTask]:
+    """Return the tasks that read a range, which is divided at `bounds`.
 
-
-def shard_tasks(sections: Iterable[EventsTask], shards: Iterable[Shard]) -> list[EventsTask]:
-    """Return the tasks of each shard's stream in sections of the merged one.
-
-    They begin with the shard's joining.
+    They read each shard's stream from its joining on, or the merged stream if `shards` is None.
     """
+    sections = pairwise([start, *map(AtTime, bounds), end])
+    if shards is None:
+        return [EventsTask(left, right) for left, right in sections]
     in_order = sorted(shards, key=lambda shard: shard.name)
     tasks = []
-    for section in sections:
+    for left, right in sections:
         for number, shard in enumerate(in_order):
-            begin = _begin(section.start, shard)
-            if key_of(begin) < key_of(section.end):
+            # The merged stream contains a shard from the cluster time after its joining.
+            begin = left if shard.joined is None else max(left, after(shard.joined), key=key_of)
+            if key_of(begin) < key_of(right):
                 before = tuple(other.name for other in in_order[:number])
-                tasks.append(EventsTask(begin, section.end, shard.name, before))
+                tasks.append(EventsTask(begin, right, shard.name, before))
     return tasks
-
-
-def _begin(start: Position, shard: Shard) -> Position:
-    if shard.joined is None:
-        return start
-    # The merged stream contains a shard from the cluster time after its joining.
-    joining = after(shard.joined)
-    return joining if key_of(joining) > key_of(start) else start

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 from contextlib import closing
 from itertools import pairwise
 from typing import Any
@@ -16,14 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.event_tasks import EventsTask, TaskReader, shard_tasks
-from spark_sink.batches.lookahead import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE
 from spark_sink.errors import HistoryLostError, StreamError
 from spark_sink.events.positions import AtTime, EventRange, FromNow, Position, Token, is_after
 from spark_sink.events.runs import sort_key
+from spark_sink.options.stream_options import StreamOptions
+from spark_sink.source.event_planner import EventPlanner
+from spark_sink.source.event_tasks import EventsTask, TaskReader, divided
+from spark_sink.source.lookahead import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
-from spark_sink.stream.router_client import Shard
+from spark_sink.stream.router_client import Clocks, Shard
 from tests.doubles.event_history import (
     SHARDS,
     FakeStream,
@@ -126,7 +129,7 @@ def test_a_backlog_is_planned_in_batches_without_reading_it(in_total_order):
     while len(found) < 18_000:
         history.events_sent = 0
         batch = plan.next_batch(start, 6000)
-        assert history.events_sent <= (110 if sizes else SAMPLE_SIZE + 110)
+        assert history.events_sent <= SAMPLE_SIZE + 10
         assert history.open_streams == 0  # the planner does not read ahead while the tasks read
         tasks = plan.tasks(batch)
         found += keys(history, tasks, inbox)
@@ -185,7 +188,7 @@ def test_the_end_of_a_backlog_is_planned_without_reading_it(available_now):
     while len(found) < len(history.keys):
         history.events_sent = 0
         batch = plan.next_batch(start, 6000)
-        assert history.events_sent <= SAMPLE_SIZE + 110
+        assert history.events_sent <= SAMPLE_SIZE + 10
         [task] = plan.tasks(batch)
         found += keys(history, [task], inbox)
         sizes.append(len(found) - sum(sizes))
@@ -247,9 +250,7 @@ def test_events_of_one_cluster_time_are_in_one_batch():
 def test_a_new_shard_is_read_from_its_joining():
     start, end = AtTime(Timestamp(100, 0)), AtTime(Timestamp(200, 0))
     old, new, later = (Timestamp(seconds, 7) for seconds in (50, 150, 250))
-    tasks = shard_tasks(
-        [EventsTask(start, end)], [Shard("c", later), Shard("b", new), Shard("a", old)]
-    )
+    tasks = divided(start, end, [], [Shard("c", later), Shard("b", new), Shard("a", old)])
     assert [(task.shard, task.start) for task in tasks] == [
         ("a", start),
         ("b", AtTime(Timestamp(150, 8))),
@@ -269,6 +270,25 @@ def test_a_query_from_now_begins_with_an_empty_batch_that_fixes_the_start():
     assert planner(history).tasks(EventRange(FromNow(), batch.end)) == []
     [read] = drain(history, batch.end, 10)
     assert read == history.keys[1:]
+
+
+@pytest.mark.parametrize(
+    ("started", "skew", "newest", "expected"),
+    [
+        (1000.9, 0.0, Timestamp(1500, 7), Timestamp(1000, 0)),
+        (1000.9, 3.2, Timestamp(1500, 7), Timestamp(1004, 0)),
+        (1000.9, -3.0, Timestamp(1500, 7), Timestamp(997, 0)),
+        (2000.0, 0.0, Timestamp(1500, 7), Timestamp(1500, 8)),  # without writes since
+        (2000.0, 0.0, Timestamp(1500, 2**32 - 1), Timestamp(1501, 0)),
+    ],
+)
+def test_a_query_from_now_begins_at_its_start_by_the_servers_clock(
+    started: float, skew: float, newest: Timestamp, expected: Timestamp
+) -> None:
+    client = Mock(with_retries=lambda call: call())
+    client.clocks = lambda: Clocks(newest, time.time() + skew)
+    plan = EventPlanner(client, StreamOptions("mongodb://127.0.0.1"), started_at=started)
+    assert plan.next_batch(FromNow(), 10).end == AtTime(expected)
 
 
 def test_an_idle_stream_keeps_its_offset_until_it_is_old():

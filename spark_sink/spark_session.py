@@ -192,7 +192,7 @@ def _equip(context: SparkContext) -> None:
 
     Spark's planner of streams, which runs beside the driver, finds an archive by its path only.
     """
-    root, environment = Path(__file__).resolve().parents[2], context.environment
+    root, environment = Path(__file__).resolve().parents[1], context.environment
     # Arrow keeps its memory: to get it again for each batch costs a fifth of the tasks' CPU.
     environment.setdefault("MIMALLOC_PURGE_DELAY", "-1")
     if root.is_dir():  # no archive of --py-files
