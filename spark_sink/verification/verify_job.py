@@ -12,7 +12,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from shard_client.bson.resume_token import cluster_time_of
@@ -35,7 +35,6 @@ from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.unread import unread_names
-from spark_sink.source.offsets import Offset
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import rows_of, run_tasks
 from spark_sink.tables.parquet_parts import BATCH
@@ -47,7 +46,6 @@ from spark_sink.verification.collection_comparison import COMMAND, Comparison, d
 from spark_sink.verification.differences import DIFFERENCES, column_differences, rows_checksum
 from spark_sink.verification.stream_comparison import (
     MARKS,
-    Events,
     bronze_differences,
     events_of,
     message_differences,
@@ -225,8 +223,7 @@ class _Verification:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             outcome.compared.append(
                 f"the documents with the collections, from {compared.begin} to {now} "
-                f"({compared.rows:,} rows and keys, for which {compared.bytes:,} bytes were read), "
-                "and with their columns"
+                f"({compared.rows:,} rows and keys), and with their columns"
             )
             if names := unread_names(log.state().unread):
                 outcome.remarks.append(f"not compared: {names}, which the job must read again")
@@ -236,7 +233,7 @@ class _Verification:
 
         Without it the comparison begins with the first event of the tables.
         """
-        compare: dict[str, Callable[[DataFrame, Events], DataFrame]] = {
+        compare: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
             BRONZE: bronze_differences,
             MESSAGES: partial(message_differences, options=self.record.messages),
             TRANSACTIONS: transaction_differences,
@@ -251,52 +248,41 @@ class _Verification:
         rows, tokens = dict[str, DataFrame](), list[str]()
         for name in names:
             with self._failures(name):
-                table = self.logs[name].read(self.spark).where(until)
+                is_event = ~_token(name).rlike(MARKS)
+                table = self.logs[name].read(self.spark).where(until & is_event)
                 tokens += _first_tokens(name, self.logs[name], table)
                 rows[name] = table
         if not tokens:
             return
+        first = min(tokens) if since is None else key_of(AtTime(since))
+        if last.end.since is not None:
+            first = max(first, key_of(AtTime(last.end.since)))
+        if self.record.since:  # before it the job had other options
+            first = max(first, key_of(after(cluster_time_of(self.record.since))))
+        if first > key_of(last.end.position):
+            self._remark(rows, "the job has read no event with its present options yet")
+            return
         with self._failures(*rows):
-            events = self._events(rows, min(tokens), last.end, since)
-            if events is None:
-                return
-            begin, end, whole = map(_iso, (events.first, key_of(last.end.position), events.whole))
-            compared = [f"the events from {begin} to {end} with the stream"]
-            if events.whole > events.first:
-                compared.append(
-                    f"of the events up to {whole} only whether they are there, because the job had "
-                    "other options"
-                )
-            events.rows.persist(StorageLevel.MEMORY_AND_DISK)
             try:
-                for name in rows:
+                events = events_of(self.spark, self.options, first, last.end.position)
+            except HistoryLostError:
+                reason = (
+                    f"the oplogs no longer contain {_iso(first)}, with which the comparison "
+                    "begins. Pass a later time with --since"
+                )
+                self._remark(rows, reason)
+                return
+            begin, end = map(_iso, (first, key_of(last.end.position)))
+            events.persist(StorageLevel.MEMORY_AND_DISK)
+            try:
+                for name, table in rows.items():
                     with self._failures(name):
                         outcome = self.outcomes[name]
-                        outcome.add(compare[name](rows[name], events), self.shown)
-                        outcome.compared += compared
+                        stored = table.where(_token(name) >= first)
+                        outcome.add(compare[name](stored, events), self.shown)
+                        outcome.compared.append(f"the events from {begin} to {end} with the stream")
             finally:
-                events.rows.unpersist()
-
-    def _events(
-        self, names: Iterable[str], first: str, end: Offset, since: Timestamp | None
-    ) -> Events | None:
-        """Return the events from a token up to an offset, with which tables are compared.
-
-        If the stream does not have them any more, a remark says so, and the result is None.
-        """
-        if since is not None:
-            first = key_of(AtTime(since))
-        if end.since is not None:
-            first = max(first, key_of(AtTime(end.since)))
-        try:
-            return events_of(self.spark, self.options, first, self.record.since, end.position)
-        except HistoryLostError:
-            reason = (
-                f"the oplogs no longer contain {_iso(first)}, with which the comparison begins. "
-                "Pass a later time with --since"
-            )
-            self._remark(names, reason)
-            return None
+                events.unpersist()
 
     def _remark(self, names: Iterable[str], why: str) -> None:
         for name in names:
@@ -338,17 +324,20 @@ def _lost_tables(logs: Mapping[str, DeltaLog], done: int) -> list[str]:
     return lacking_tables(by_table, done)
 
 
+def _token(name: str) -> Column:
+    """Return the column with the token of the event, or of the first one, of a table's rows."""
+    return F.col("first_token" if name == TRANSACTIONS else "token")
+
+
 def _first_tokens(name: str, log: DeltaLog, rows: DataFrame) -> Iterator[str]:
     """Return where the events of a table begin: with its first one, or after the first snapshot."""
-    token = "first_token" if name == TRANSACTIONS else "token"
-    events = rows.where(~F.col(token).rlike(MARKS))
     if name == BRONZE:
         ends = sorted(
             (end for end in snapshot_ends(log) if not end.get("requested")),
             key=lambda event: str(event["_id"]["_data"]),
         )
         yield from (key_of(after(end["clusterTime"])) for end in ends[:1])
-    least = events.agg(F.min(token)).collect()[0][0]
+    least = rows.agg(F.min(_token(name))).collect()[0][0]
     if least is not None:
         yield least
 

@@ -35,7 +35,6 @@ from spark_sink.verification.collection_comparison import Compared, Comparison
 from spark_sink.verification.comparison_tasks import ComparisonTasks
 from spark_sink.verification.differences import differing_fields, document_differences
 from spark_sink.verification.rounds import Verifier
-from spark_sink.verification.stream_comparison import _differing_columns
 from tests.doubles.table_changes import RandomChanges, apply
 from tests.harness.until import wait_for
 from tests.spark.field_names import doubled
@@ -236,24 +235,3 @@ def test_a_round_requests_its_repair_by_one_signal_that_no_query_refuses(
     assert chosen == filter_of([row["key"] for row in rows[5:10]])
     now = sum(len(c.document["_id"]["$in"]) for c in signal.conditions)
     assert f"repair: {now} differences now, {1000 - now} in the next" in capsys.readouterr().err
-
-
-def row(n: int, document: Any) -> dict[str, Any]:
-    event = {"operationType": "update", "n": n, "fullDocument": document}
-    return {"n": n, "fullDocument": document and str(document), "event": bson.encode(event)}
-
-
-@pytest.mark.parametrize(
-    ("kept", "certain", "fields"),
-    [
-        (row(1, {"a": 1}), True, ["fullDocument", "event"]),
-        (row(1, {"a": 1}), False, []),  # the post-image has expired
-        (row(2, {"a": 1}), False, ["n", "event"]),
-        ({**row(1, None), "event": None}, False, ["event"]),
-        (row(1, None), True, []),
-    ],
-)
-def test_images_count_while_the_stream_has_them(
-    kept: dict[str, Any], certain: bool, fields: list[str]
-) -> None:
-    assert _differing_columns(kept, row(1, None), certain=certain) == fields
