@@ -52,6 +52,9 @@ from spark_sink.verification.stream_comparison import (
     transaction_differences,
 )
 
+_OF_STREAM = (BRONZE, MESSAGES, TRANSACTIONS)
+"""The tables that are compared with the stream."""
+
 
 @dataclass
 class Outcome:
@@ -62,7 +65,7 @@ class Outcome:
         first: the first differences.
         compared: what was compared with what, as lines.
         remarks: why something was not compared.
-        failed: whether one of these reasons is a failure.
+        failed: whether one of the remarks is a failure.
     """
 
     count: int = 0
@@ -89,6 +92,11 @@ class Outcome:
             self.first += [row.asDict() for row in persisted.take(max(0, shown - len(self.first)))]
         finally:
             persisted.unpersist()
+
+    def fail(self, remark: str) -> None:
+        """Note a failure."""
+        self.failed = True
+        self.remarks.append(remark)
 
     def __str__(self) -> str:
         outcome = f"{self.count} differences" if self.count else "no difference"
@@ -132,22 +140,19 @@ def verify_job(
             has = ", ".join(logs)
             raise OptionError(f"the job in {folder.address} has no table {name}, but {has}")
     outcomes = {name: Outcome() for name in wanted}
-    for name in outcomes.keys() & {*lost}:
-        outcomes[name].failed = True
-        outcomes[name].remarks.append(
-            "the table lacks batches that the job has written: the next start says what to do"
-        )
+    for name, outcome in outcomes.items():
+        if name in lost:
+            outcome.fail("the table lacks batches of the job: the next start says what to do")
+        if not logs[name].exists:
+            outcome.remarks.append("not compared: there is no Delta table yet")
     present = {name: logs[name] for name in outcomes if logs[name].exists}
-    for name in outcomes.keys() - present:
-        outcomes[name].remarks.append("not compared: there is no Delta table yet")
     options = record.source_options(uri)
     job = _Verification(spark, folder.address, record, options, present, outcomes, shown)
     for name in present:
         job.compare_with_written(name)
     if last is None or last.end.scope not in (None, parse_options(options).scope):
-        why = "no batch is committed yet" if last is None else "the job has not changed them yet"
-        for name in present:
-            outcomes[name].remarks.append(f"not compared with the collections: {why}")
+        new = "" if last is None else " with the collections of the last start"
+        job.remark((CURRENT, *_OF_STREAM), f"no batch is committed yet{new}")
         return outcomes
     job.compare_with_stream(last, since)
     job.compare_with_collections(rate)
@@ -180,8 +185,7 @@ class _Verification:
             yield
         except (SourceError, PySparkException, OSError) as error:
             for name in names:
-                self.outcomes[name].failed = True
-                self.outcomes[name].remarks.append(f"not compared: {cause_of(error)}")
+                self.outcomes[name].fail(f"not compared: {cause_of(error)}")
 
     def compare_with_written(self, name: str) -> None:
         """Compare the checksum of a table's rows with that of those that were written."""
@@ -238,11 +242,11 @@ class _Verification:
             MESSAGES: partial(message_differences, options=self.record.messages),
             TRANSACTIONS: transaction_differences,
         }
-        names = [name for name in compare if name in self.logs]
+        names = [name for name in _OF_STREAM if name in self.logs]
         if not names:
             return
         if last.end.is_in_snapshot:
-            self._remark(names, "the snapshot has not ended yet")
+            self.remark(names, "the snapshot has not ended yet")
             return
         until = F.coalesce(F.col(BATCH) <= last.number, F.lit(True))
         rows, tokens = dict[str, DataFrame](), list[str]()
@@ -260,7 +264,7 @@ class _Verification:
         if self.record.since:  # before it the job had other options
             first = max(first, key_of(after(cluster_time_of(self.record.since))))
         if first > key_of(last.end.position):
-            self._remark(rows, "the job has read no event with its present options yet")
+            self.remark(rows, "the job has read no event with its present options yet")
             return
         with self._failures(*rows):
             try:
@@ -270,7 +274,7 @@ class _Verification:
                     f"the oplogs no longer contain {_iso(first)}, with which the comparison "
                     "begins. Pass a later time with --since"
                 )
-                self._remark(rows, reason)
+                self.remark(rows, reason)
                 return
             begin, end = map(_iso, (first, key_of(last.end.position)))
             events.persist(StorageLevel.MEMORY_AND_DISK)
@@ -284,9 +288,11 @@ class _Verification:
             finally:
                 events.unpersist()
 
-    def _remark(self, names: Iterable[str], why: str) -> None:
-        for name in names:
-            self.outcomes[name].remarks.append(f"not compared with the stream: {why}")
+    def remark(self, names: Iterable[str], why: str) -> None:
+        """Say why tables, as far as they exist, are compared with their checksums only."""
+        for name in self.logs.keys() & {*names}:
+            other = "collections" if name == CURRENT else "stream"
+            self.outcomes[name].remarks.append(f"not compared with the {other}: {why}")
 
 
 def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[str, Any] | None:
