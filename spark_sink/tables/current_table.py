@@ -23,6 +23,7 @@ from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
+from spark_sink.snapshot.unread import LostDocument
 from spark_sink.tables.ddl_events import (
     DdlEvent,
     TableScope,
@@ -78,6 +79,7 @@ class Upsert:
             must be read again.
         creates_quarantine: whether the table's first commit creates the quarantine as well, even an
             empty one. So both begin with one batch, and a later start takes over both.
+        lost: documents that the state notes as such.
     """
 
     changes: ChangeReport
@@ -85,6 +87,7 @@ class Upsert:
     quarantine: DeltaLog | None = None
     scope: TableScope | None = None
     creates_quarantine: bool = False
+    lost: Sequence[LostDocument] = ()
 
 
 @dataclass(frozen=True)
@@ -327,12 +330,13 @@ class CurrentTable:
         replaced = plan.moved.union(*(merge.base.partitions for merge, _ in written))
         new = {part.partition[KEY_RANGE] for part in parts}
         state, added = plan.state, sum((report.added for report in reports), NO_ROWS)
+        lost = [*upsert.lost]
         if upsert.scope is not None:
-            lost = (document for report in reports for document in report.lost)
             contains = upsert.scope.contains
-            state = state.with_lost([each for each in lost if contains(*each.namespace)])
+            found = (document for report in reports for document in report.lost)
+            lost += (each for each in found if contains(*each.namespace))
         state = replace(
-            state,
+            state.with_lost(lost),
             checksum=state.checksum + added,
             partitions=state.partitions ^ partition_digest(replaced) ^ partition_digest(new),
             batch=state.batch if batch is None else batch,

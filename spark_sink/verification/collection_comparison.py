@@ -90,7 +90,6 @@ class Compared:
         place: the place up to which the rows of the table were compared.
         plan: the plan for the keys of the collections; None until all rows were compared.
         rows: the number of rows and keys that were compared.
-        bytes: the bytes that were read from the collections for them.
         count: the number of differences.
         first: the first differences, as DIFFERENCES.
     """
@@ -101,7 +100,6 @@ class Compared:
     place: str = ""
     plan: SnapshotPlan | None = None
     rows: int = 0
-    bytes: int = 0
     count: int = 0
     first: tuple[dict[str, Any], ...] = ()
 
@@ -224,15 +222,14 @@ class Comparison:
             return compared
         with ExitStack() as held:
             suspects = _held(held, rows_of(self._spark, tasks, SUSPECTS))
-            sums = [F.sum("rows"), F.sum("bytes"), F.max("last"), F.count("place")]
-            rows, size, last, count = suspects.agg(*sums).collect()[0]
+            sums = [F.sum("rows"), F.max("last"), F.count("place")]
+            rows, last, count = suspects.agg(*sums).collect()[0]
             known = suspects.where(F.col("place").isNotNull())
             most = self._most - len(compared.first)
             again = self._compare_again(client, of_version, known, most) if count else (0, [])
         return replace(
             compared,
             rows=compared.rows + rows,
-            bytes=compared.bytes + size,
             place=last or place,
             count=compared.count + again[0],
             first=(*compared.first, *again[1]),

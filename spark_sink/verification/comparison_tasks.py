@@ -39,12 +39,10 @@ from spark_sink.tables.places import KEY_COLUMNS, places_of
 from spark_sink.tables.table_form import TableForm
 from spark_sink.verification.differences import differing_fields
 
-SUSPECTS = StructType(
-    columns("place string, id string, doubled boolean, rows long, bytes long, last string")
-)
+SUSPECTS = StructType(columns("place string, id string, doubled boolean, rows long, last string"))
 """A place to compare again, with the `_id` of its document as canonical extended JSON, or one that
 the table has several times. A row without a place is the report of a task: the number of rows or
-keys that it has compared, the bytes that it has read, and the last place."""
+keys that it has compared, and the last place."""
 ROWS = StructType([TABLE[name] for name in BASE])
 """Rows of a current table, with the columns BASE."""
 DOCUMENTS = StructType(columns("database string, collection string, token string, event binary"))
@@ -114,26 +112,23 @@ class ComparisonTasks:
         counts = pa.Table.from_batches([pa.RecordBatch.from_struct_array(pc.value_counts(places))])
         counts = counts.filter(pc.greater(counts["values"], after)).sort_by("values").slice(0, most)
         if not counts.num_rows:
-            yield _report(0, 0)
+            yield _report(0)
             return
         doubled = counts["values"].filter(pc.greater(counts["counts"], 1)).to_pylist()
         yield _suspects((place, None, True) for place in doubled)
-        last, size = counts["values"][-1], 0
+        last = counts["values"][-1]
         with closing(RouterClient(self.options)) as client:
             for read in self._scan(paths, BASE, self._between(after, last.as_py())):
                 keys = read[_PLACE]
                 rows = read.filter(pc.and_(pc.greater(keys, after), pc.less_equal(keys, last)))
                 for start in range(0, rows.num_rows, _KEYS):
-                    suspects, bytes_ = self._suspects_in(
-                        client, rows.slice(start, _KEYS).to_pylist()
-                    )
-                    size += bytes_
-                    yield _suspects(suspects)
-        yield _report(counts.num_rows, size, last.as_py())
+                    part = rows.slice(start, _KEYS).to_pylist()
+                    yield _suspects(self._suspects_in(client, part))
+        yield _report(counts.num_rows, last.as_py())
 
     def compare_keys(self, chunk: Chunk) -> MadeRows:
         """Look for the keys of a chunk of a collection in the table: SUSPECTS."""
-        rows = size = 0
+        rows = 0
         read = chunk_read(chunk, self.time, self.options, keys_only=True)
         with closing(RouterClient(self.options)) as client:
             for batch in read_chunks(client, [read], self.options):
@@ -142,8 +137,8 @@ class ComparisonTasks:
                 present = {place for batch in batches for place in batch[_PLACE].to_pylist()}
                 missing = [(place, row) for place, row in keys.items() if place not in present]
                 yield _suspects((place, self._id_of(row), False) for place, row in missing)
-                rows, size = rows + batch.num_rows, size + batch["event"].nbytes
-        yield _report(rows, size)
+                rows += batch.num_rows
+        yield _report(rows)
 
     def table_rows(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:
         """Return the table's rows with some keys as ROWS: a function for `mapInArrow`."""
@@ -210,9 +205,9 @@ class ComparisonTasks:
 
     def _suspects_in(
         self, client: RouterClient, rows: list[dict[str, Any]]
-    ) -> tuple[list[tuple[Any, ...]], int]:
-        """Return the SUSPECTS among rows, and the bytes of their documents."""
-        accepts, documents, size = self.options.scope.accepts, dict[str, bytes](), 0
+    ) -> Iterator[tuple[Any, ...]]:
+        """Return the SUSPECTS among rows."""
+        accepts, documents = self.options.scope.accepts, dict[str, bytes]()
         rows = [
             {**row, "id": self._id_of(row)}
             for row in rows
@@ -221,14 +216,11 @@ class ComparisonTasks:
         for batch in read_chunks(client, self._reads_of(rows), self.options):
             for change in self._keyed(batch):
                 documents[change[_PLACE]] = fields_of(change["payload"])[b"fullDocument"].value
-            size += batch["event"].nbytes
-        suspects = []
         for row in rows:
             stored, document = row["document"], documents.get(row[_PLACE])
             alike = stored == document or (document and not differing_fields(stored, document))
             if not alike or not row["token"]:
-                suspects.append((row[_PLACE], row["id"], False))
-        return suspects, size
+                yield row[_PLACE], row["id"], False
 
     def _reads_of(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[ChunkRead]:
         """Return what reads the documents with the places and `id`s of rows."""
@@ -265,8 +257,8 @@ class ComparisonTasks:
 
 
 def _suspects(keys: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
-    return batch_of(((*key, 0, 0, None) for key in keys), _SUSPECTS)
+    return batch_of(((*key, 0, None) for key in keys), _SUSPECTS)
 
 
-def _report(rows: int, size: int, place: str | None = None) -> pa.RecordBatch:
-    return batch_of([(None, None, False, rows, size, place)], _SUSPECTS)
+def _report(rows: int, place: str | None = None) -> pa.RecordBatch:
+    return batch_of([(None, None, False, rows, place)], _SUSPECTS)

@@ -14,7 +14,7 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 from shard_client.bson.values import ARRAY, DOCUMENT
 from spark_sink.events.slices import Slice, elements_of
 from spark_sink.options.scope import Scope
-from spark_sink.rows.arrow_types import arrow_schema, batch_of
+from spark_sink.rows.arrow_types import arrow_schema, batch_of, rows_in
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.unread import CollectionTokens, token_in
@@ -95,24 +95,18 @@ def column_differences(form: TableForm, batches: Iterable[pa.RecordBatch]) -> Ma
     formed = FormedRows(form)
     for batch in batches:
         rows = pa.Table.from_batches([batch])
-        stored, expected = formed.from_file(rows), formed.from_file(rows, again=True)
-        fields: dict[int, list[str]] = {}
-        for name in expected.column_names:
-            if stored[name] == expected[name]:
-                continue
-            both = zip(stored[name].to_pylist(), expected[name].to_pylist(), strict=True)
-            for row, (left, right) in enumerate(both):
-                if str(_bare(left)) != str(_bare(right)):
-                    fields.setdefault(row, []).append(name)
-        keys = rows.select(map(form.column, (*KEY_COLUMNS, "token"))).to_pylist()
-        differing = ((*keys[row].values(), names) for row, names in fields.items())
-        yield batch_of(
-            (
-                (f"{db}.{name}", key, "columns", names, token)
-                for db, name, key, token, names in differing
-            ),
-            _DIFFERENCES,
-        )
+        stored, expected = (formed.from_file(rows, again=again) for again in (False, True))
+        names = [name for name in expected.column_names if stored[name] != expected[name]]
+        if not names:
+            continue
+        keys = batch.select([*map(form.column, (*KEY_COLUMNS, "token"))])
+        sides = (table.select(names).to_pylist() for table in (stored, expected))
+        found = []
+        for (database, name, key, token), left, right in zip(rows_in(keys), *sides, strict=True):
+            fields = [each for each in names if str(_bare(left[each])) != str(_bare(right[each]))]
+            if fields:
+                found.append((f"{database}.{name}", key, "columns", fields, token))
+        yield batch_of(found, _DIFFERENCES)
 
 
 def _bare(value: Any) -> Any:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import chain
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import ArrayType, StringType, StructType
+from pyspark.sql.types import StructType
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.debezium.message_batches import MESSAGE_ROWS, Messages, table_options
 from spark_sink.events.positions import AtTime, Position, Token
-from spark_sink.events.slices import fields_of
 from spark_sink.jobs.job_tables import DATE, TRANSACTION_COLUMNS
 from spark_sink.jobs.task_writer import COUNT_COLUMNS, Transactions
 from spark_sink.options.snapshot_options import MODE_OPTIONS
@@ -38,30 +36,16 @@ _LOOKED_UP = "updateLookup"
 # The column that says whether the stream still has the documents that a table may have of an event.
 # Servers keep images for a shorter time than events; a looked-up document is as new as the read.
 _CERTAIN = "certain"
-_IMAGES = ("fullDocument", "fullDocumentBeforeChange")
+_OF_IMAGES = {"fullDocument", "fullDocumentBeforeChange", "event", "value"}
+"""The columns with such documents."""
 # The times in a message, one of which is the time at which it was made.
 _CLOCK = r'"[^"]*ts_(ms|us|ns)": ?\d+'
 
 
-@dataclass(frozen=True)
-class Events:
-    """The events of the stream with which tables are compared.
-
-    Args:
-        rows: of the source, with _CERTAIN.
-        first: a token, at or below that of the first event.
-        whole: the token above which all columns are compared; the job had other options before it.
-    """
-
-    rows: DataFrame
-    first: str
-    whole: str
-
-
 def events_of(
-    spark: SparkSession, options: Mapping[str, str], first: str, whole: str, end: Position
-) -> Events:
-    """Return the events from a token up to a position.
+    spark: SparkSession, options: Mapping[str, str], first: str, end: Position
+) -> DataFrame:
+    """Return the events from a token up to a position, as rows of the source with _CERTAIN.
 
     `options` are those of the source. Raises StreamError, and HistoryLostError if the oplogs do not
     reach back so far.
@@ -82,62 +66,49 @@ def events_of(
     if parsed.full_document == _LOOKED_UP:
         certain = kind != "update"
     elif parsed.full_document is not None:
-        certain = (kind != "update") | F.col(_IMAGES[0]).isNotNull()
+        certain = (kind != "update") | F.col("fullDocument").isNotNull()
     if parsed.full_document_before_change is not None:
-        certain = certain & (kind.isin("insert", "read") | F.col(_IMAGES[1]).isNotNull())
+        has_image = F.col("fullDocumentBeforeChange").isNotNull()
+        certain = certain & (kind.isin("insert", "read") | has_image)
     rows = rows.withColumn(_CERTAIN, F.coalesce(certain, F.lit(True)))
-    return Events(rows.where(F.col("token") >= first), first, whole)
+    return rows.where(F.col("token") >= first)
 
 
-def bronze_differences(stored: DataFrame, events: Events) -> DataFrame:
+def bronze_differences(stored: DataFrame, events: DataFrame) -> DataFrame:
     """Return how rows of bronze differ from the events.
 
     Columns: token, namespace, operationType; the difference, which is "missing" or DOUBLED in the
     rows, "extra" for a row that the stream lacks, or "different"; and the `fields` that differ.
     """
-    stored = _from_stream(stored, events.first)
-    shown = ["token", "namespace", "operationType"]
-    differing = _differences(stored, _dated(events.rows), ["token"], shown, events.whole)
-    return _of_one_version(differing).orderBy("token")
+    shown = ["namespace", "operationType"]
+    return _differences(stored, _dated(events), ["token"], shown).orderBy("token")
 
 
-def message_differences(stored: DataFrame, events: Events, options: Mapping[str, str]) -> DataFrame:
+def message_differences(
+    stored: DataFrame, events: DataFrame, options: Mapping[str, str]
+) -> DataFrame:
     """Return how rows of a table of messages differ from the messages of the events.
 
     `options` are those of the messages. Columns: token, index, topic, and those of
     `bronze_differences`.
     """
-    rows = [field for field in stored.schema.fields if field.name in MESSAGE_ROWS.names]
-    schema = StructType(rows).add(_CERTAIN, "boolean")
-    expected = events.rows.mapInArrow(partial(_made, dict(options), schema), schema)
+    schema = StructType([f for f in stored.schema.fields if f.name in MESSAGE_ROWS.names])
+    sent = _dated(events.mapInArrow(partial(_made, dict(options), schema), schema))
     without_clock = F.regexp_replace("value", _CLOCK, "")
-    stored, expected = (
-        _from_stream(rows, events.first).withColumn("value", without_clock)
-        for rows in (stored, _dated(expected))
-    )
-    shown = ["token", "index", "topic"]
-    return _differences(stored, expected, ["token", "index"], shown, events.whole).drop("times")
+    stored, sent = (rows.withColumn("value", without_clock) for rows in (stored, sent))
+    sent = sent.join(events.select("token", _CERTAIN), "token")
+    return _differences(stored, sent, ["token", "index"], ["topic"])
 
 
-def transaction_differences(stored: DataFrame, events: Events) -> DataFrame:
+def transaction_differences(stored: DataFrame, events: DataFrame) -> DataFrame:
     """Return how the rows of a table of transactions differ from those of the events.
 
     A transaction may have several rows. Columns: id, and those of `bronze_differences`.
     """
-    schema = StructType(
-        [field for field in stored.schema.fields if field.name in TRANSACTION_COLUMNS.names]
-    )
-    counted = events.rows.select(*COUNT_COLUMNS).mapInArrow(_counted, schema)
-    stored, counted = (
-        _whole_transactions(rows).where(F.col("token") >= events.first)
-        for rows in (stored, counted)
-    )
-    return _differences(stored, counted, ["id"], ["id"], events.whole).drop("times")
-
-
-def _from_stream(rows: DataFrame, first: str) -> DataFrame:
-    """Return the rows of events of the stream from a token on."""
-    return rows.where(~F.col("token").rlike(MARKS) & (F.col("token") >= first))
+    schema = StructType([f for f in stored.schema.fields if f.name in TRANSACTION_COLUMNS.names])
+    counted = events.select(*COUNT_COLUMNS).mapInArrow(_counted, schema)
+    stored, counted = map(_whole_transactions, (stored, counted))
+    return _differences(stored, counted.withColumn(_CERTAIN, F.lit(True)), ["id"], [])
 
 
 def _dated(rows: DataFrame) -> DataFrame:
@@ -149,15 +120,10 @@ def _dated(rows: DataFrame) -> DataFrame:
 def _made(
     options: Mapping[str, str], schema: StructType, batches: Iterable[pa.RecordBatch]
 ) -> MadeRows:
-    """Make messages of rows of the source, with _CERTAIN: a function for `mapInArrow`."""
+    """Make messages of rows of the source: a function for `mapInArrow`."""
     messages, columns = Messages(table_options(options)), arrow_schema(schema)
-    for batch in batches:
-        pairs = zip(batch["token"].to_pylist(), batch[_CERTAIN].to_pylist(), strict=True)
-        certain = dict(pairs)
-        for rows in messages.of_rows(batch):
-            known = pa.array(map(certain.get, rows["token"].to_pylist()), pa.bool_())
-            rows = rows.append_column(_CERTAIN, known)
-            yield from rows.select(columns.names).cast(columns).to_batches()
+    for rows in chain.from_iterable(map(messages.of_rows, batches)):
+        yield from rows.select(columns.names).cast(columns).to_batches()
 
 
 def _counted(batches: Iterable[pa.RecordBatch]) -> MadeRows:
@@ -183,25 +149,31 @@ def _whole_transactions(rows: DataFrame) -> DataFrame:
 
 
 def _differences(
-    stored: DataFrame, sent: DataFrame, keys: Sequence[str], shown: Sequence[str], whole: str
+    stored: DataFrame, sent: DataFrame, keys: Sequence[str], shown: Sequence[str]
 ) -> DataFrame:
     """Return how rows with equal `keys` differ in the columns that both sides have.
 
-    Columns: `shown`, difference, fields, and `times`, how often the table has a row.
+    Columns: `keys` and `shown`, the difference, and the fields.
     """
     names = [name for name in sent.columns if name in stored.columns and name != "shard"]
     stored, sent = _comparable(stored), _comparable(sent)
-    of_table = stored.groupBy(*keys).agg(
-        F.count("*").alias("times"), F.first(F.struct(*names)).alias("stored")
-    )
-    certain = [_CERTAIN] if _CERTAIN in sent.columns else []
-    of_stream = sent.select(*keys, F.struct(*names).alias("sent"), *certain)
-    pairs = of_table.join(of_stream, list(keys), "full_outer").drop(*keys)
-    unequal = pairs.where(~F.col("stored").eqNullSafe(F.col("sent")) | (F.col("times") > 1))
-    kinds = [field for field in sent.schema.fields if field.name in shown]
-    schema = StructType(kinds).add("difference", "string")
-    schema = schema.add("fields", ArrayType(StringType())).add("times", "long")
-    return unequal.mapInArrow(partial(_described, shown, schema, whole), schema)
+    times, first = F.count("*").alias("times"), F.first(F.struct(*names)).alias("stored")
+    of_stream = sent.select(*keys, F.struct(*names).alias("sent"), _CERTAIN)
+    pairs = stored.groupBy(*keys).agg(times, first).join(of_stream, list(keys), "full_outer")
+    differing = []
+    for name in names:
+        is_other = ~F.col(f"stored.{name}").eqNullSafe(F.col(f"sent.{name}"))
+        if name in _OF_IMAGES:
+            is_other = is_other & F.col(_CERTAIN)
+        differing.append(F.when(is_other, name))
+    fields = F.array_compact(F.array(*differing))
+    difference = F.when(F.col("stored").isNull(), "missing").when(F.col("sent").isNull(), "extra")
+    difference = difference.when(F.col("times") > 1, DOUBLED)
+    difference = difference.when(F.size(fields) > 0, "different").alias("difference")
+    others = (F.coalesce(f"sent.{name}", f"stored.{name}").alias(name) for name in shown)
+    rows = pairs.select(*keys, *others, difference, fields.alias("fields"))
+    of_pair = F.when(F.col("difference") == "different", F.col("fields")).otherwise(F.array())
+    return rows.where(F.col("difference").isNotNull()).withColumn("fields", of_pair)
 
 
 def _comparable(rows: DataFrame) -> DataFrame:
@@ -210,71 +182,3 @@ def _comparable(rows: DataFrame) -> DataFrame:
         if "map<" in field.dataType.simpleString():
             rows = rows.withColumn(field.name, F.to_json(F.struct(field.name)))
     return rows
-
-
-def _described(
-    shown: Sequence[str], schema: StructType, whole: str, batches: Iterable[pa.RecordBatch]
-) -> MadeRows:
-    """Say how pairs of rows differ: a function for `mapInArrow`."""
-    for batch in batches:
-        pairs = ((row, _difference(row, whole)) for row in batch.to_pylist())
-        differing = [
-            {
-                **{name: (pair["sent"] or pair["stored"])[name] for name in shown},
-                "difference": difference[0],
-                "fields": difference[1],
-                "times": pair["times"],
-            }
-            for pair, difference in pairs
-            if difference is not None
-        ]
-        yield pa.RecordBatch.from_pylist(differing, arrow_schema(schema))
-
-
-def _difference(pair: Mapping[str, Any], whole: str) -> tuple[str, list[str]] | None:
-    """Return how the rows of a pair differ, and in which fields; None if they do not."""
-    stored, sent = pair["stored"], pair["sent"]
-    if stored is None:
-        return "missing", []
-    if sent is None:
-        return "extra", []
-    if pair["times"] > 1:
-        return DOUBLED, []
-    fields = _differing_columns(stored, sent, certain=pair.get(_CERTAIN) is not False)
-    return ("different", fields) if fields and sent["token"] > whole else None
-
-
-def _differing_columns(
-    stored: Mapping[str, Any], sent: Mapping[str, Any], *, certain: bool
-) -> list[str]:
-    """Return the names of the columns that differ; images count only if `certain`."""
-    names = [name for name in sent if stored[name] != sent[name]]
-    if certain:
-        return names
-    ignored = {*_IMAGES, "value"}
-    if "event" in names and stored["event"] is not None:
-        events = [fields_of(row["event"]) for row in (stored, sent)]
-        rest = [{k: v for k, v in fields.items() if k.decode() not in _IMAGES} for fields in events]
-        ignored |= {"event"} if rest[0] == rest[1] else set()
-    return [name for name in names if name not in ignored]
-
-
-def _of_one_version(differing: DataFrame) -> DataFrame:
-    """Return differences without those that come from two tokens of one event.
-
-    Servers of 6.0 give an event another token in streams that split large events
-    (docs/protocol.md#resume-tokens), and rows may be older than the option that splits them. Both
-    tokens have the same cluster time, place in a transaction, and UUID of the collection.
-    """
-    token, is_extra = F.col("token"), F.col("difference") == "extra"
-    is_missing, is_first_version = F.col("difference") == "missing", token.substr(19, 4) == "2B02"
-    event = F.regexp_replace(token, "^(.{18})2B0[24](.*?5A1004.{32})?.*", "$1$2")
-    of_event = (event, "namespace", "operationType", is_extra == is_first_version)
-    rows = Window.partitionBy(*of_event)
-    others = F.when(is_extra, F.count_if(is_missing).over(rows))
-    others = others.otherwise(F.count_if(is_extra).over(rows))
-    place = F.row_number().over(Window.partitionBy(*of_event, "difference").orderBy("token"))
-    known = (is_extra | is_missing) & (place <= others)
-    difference = F.when(~known, F.col("difference")).when(F.col("times") > 1, DOUBLED)
-    differing = differing.withColumn("difference", difference).drop("times")
-    return differing.where(F.col("difference").isNotNull())

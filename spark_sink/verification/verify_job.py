@@ -12,7 +12,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from shard_client.bson.resume_token import cluster_time_of
@@ -35,7 +35,6 @@ from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.unread import unread_names
-from spark_sink.source.offsets import Offset
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import rows_of, run_tasks
 from spark_sink.tables.parquet_parts import BATCH
@@ -47,12 +46,14 @@ from spark_sink.verification.collection_comparison import COMMAND, Comparison, d
 from spark_sink.verification.differences import DIFFERENCES, column_differences, rows_checksum
 from spark_sink.verification.stream_comparison import (
     MARKS,
-    Events,
     bronze_differences,
     events_of,
     message_differences,
     transaction_differences,
 )
+
+_OF_STREAM = (BRONZE, MESSAGES, TRANSACTIONS)
+"""The tables that are compared with the stream."""
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Outcome:
         first: the first differences.
         compared: what was compared with what, as lines.
         remarks: why something was not compared.
-        failed: whether one of these reasons is a failure.
+        failed: whether one of the remarks is a failure.
     """
 
     count: int = 0
@@ -91,6 +92,11 @@ class Outcome:
             self.first += [row.asDict() for row in persisted.take(max(0, shown - len(self.first)))]
         finally:
             persisted.unpersist()
+
+    def fail(self, remark: str) -> None:
+        """Note a failure."""
+        self.failed = True
+        self.remarks.append(remark)
 
     def __str__(self) -> str:
         outcome = f"{self.count} differences" if self.count else "no difference"
@@ -134,22 +140,19 @@ def verify_job(
             has = ", ".join(logs)
             raise OptionError(f"the job in {folder.address} has no table {name}, but {has}")
     outcomes = {name: Outcome() for name in wanted}
-    for name in outcomes.keys() & {*lost}:
-        outcomes[name].failed = True
-        outcomes[name].remarks.append(
-            "the table lacks batches that the job has written: the next start says what to do"
-        )
+    for name, outcome in outcomes.items():
+        if name in lost:
+            outcome.fail("the table lacks batches of the job: the next start says what to do")
+        if not logs[name].exists:
+            outcome.remarks.append("not compared: there is no Delta table yet")
     present = {name: logs[name] for name in outcomes if logs[name].exists}
-    for name in outcomes.keys() - present:
-        outcomes[name].remarks.append("not compared: there is no Delta table yet")
     options = record.source_options(uri)
     job = _Verification(spark, folder.address, record, options, present, outcomes, shown)
     for name in present:
         job.compare_with_written(name)
     if last is None or last.end.scope not in (None, parse_options(options).scope):
-        why = "no batch is committed yet" if last is None else "the job has not changed them yet"
-        for name in present:
-            outcomes[name].remarks.append(f"not compared with the collections: {why}")
+        new = "" if last is None else " with the collections of the last start"
+        job.remark((CURRENT, *_OF_STREAM), f"no batch is committed yet{new}")
         return outcomes
     job.compare_with_stream(last, since)
     job.compare_with_collections(rate)
@@ -182,8 +185,7 @@ class _Verification:
             yield
         except (SourceError, PySparkException, OSError) as error:
             for name in names:
-                self.outcomes[name].failed = True
-                self.outcomes[name].remarks.append(f"not compared: {cause_of(error)}")
+                self.outcomes[name].fail(f"not compared: {cause_of(error)}")
 
     def compare_with_written(self, name: str) -> None:
         """Compare the checksum of a table's rows with that of those that were written."""
@@ -225,8 +227,7 @@ class _Verification:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             outcome.compared.append(
                 f"the documents with the collections, from {compared.begin} to {now} "
-                f"({compared.rows:,} rows and keys, for which {compared.bytes:,} bytes were read), "
-                "and with their columns"
+                f"({compared.rows:,} rows and keys), and with their columns"
             )
             if names := unread_names(log.state().unread):
                 outcome.remarks.append(f"not compared: {names}, which the job must read again")
@@ -236,71 +237,62 @@ class _Verification:
 
         Without it the comparison begins with the first event of the tables.
         """
-        compare: dict[str, Callable[[DataFrame, Events], DataFrame]] = {
+        compare: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
             BRONZE: bronze_differences,
             MESSAGES: partial(message_differences, options=self.record.messages),
             TRANSACTIONS: transaction_differences,
         }
-        names = [name for name in compare if name in self.logs]
+        names = [name for name in _OF_STREAM if name in self.logs]
         if not names:
             return
         if last.end.is_in_snapshot:
-            self._remark(names, "the snapshot has not ended yet")
+            self.remark(names, "the snapshot has not ended yet")
             return
         until = F.coalesce(F.col(BATCH) <= last.number, F.lit(True))
         rows, tokens = dict[str, DataFrame](), list[str]()
         for name in names:
             with self._failures(name):
-                table = self.logs[name].read(self.spark).where(until)
+                is_event = ~_token(name).rlike(MARKS)
+                table = self.logs[name].read(self.spark).where(until & is_event)
                 tokens += _first_tokens(name, self.logs[name], table)
                 rows[name] = table
         if not tokens:
             return
+        first = min(tokens) if since is None else key_of(AtTime(since))
+        if last.end.since is not None:
+            first = max(first, key_of(AtTime(last.end.since)))
+        if self.record.since:  # before it the job had other options
+            first = max(first, key_of(after(cluster_time_of(self.record.since))))
+        if first > key_of(last.end.position):
+            self.remark(rows, "the job has read no event with its present options yet")
+            return
         with self._failures(*rows):
-            events = self._events(rows, min(tokens), last.end, since)
-            if events is None:
-                return
-            begin, end, whole = map(_iso, (events.first, key_of(last.end.position), events.whole))
-            compared = [f"the events from {begin} to {end} with the stream"]
-            if events.whole > events.first:
-                compared.append(
-                    f"of the events up to {whole} only whether they are there, because the job had "
-                    "other options"
-                )
-            events.rows.persist(StorageLevel.MEMORY_AND_DISK)
             try:
-                for name in rows:
+                events = events_of(self.spark, self.options, first, last.end.position)
+            except HistoryLostError:
+                reason = (
+                    f"the oplogs no longer contain {_iso(first)}, with which the comparison "
+                    "begins. Pass a later time with --since"
+                )
+                self.remark(rows, reason)
+                return
+            begin, end = map(_iso, (first, key_of(last.end.position)))
+            events.persist(StorageLevel.MEMORY_AND_DISK)
+            try:
+                for name, table in rows.items():
                     with self._failures(name):
                         outcome = self.outcomes[name]
-                        outcome.add(compare[name](rows[name], events), self.shown)
-                        outcome.compared += compared
+                        stored = table.where(_token(name) >= first)
+                        outcome.add(compare[name](stored, events), self.shown)
+                        outcome.compared.append(f"the events from {begin} to {end} with the stream")
             finally:
-                events.rows.unpersist()
+                events.unpersist()
 
-    def _events(
-        self, names: Iterable[str], first: str, end: Offset, since: Timestamp | None
-    ) -> Events | None:
-        """Return the events from a token up to an offset, with which tables are compared.
-
-        If the stream does not have them any more, a remark says so, and the result is None.
-        """
-        if since is not None:
-            first = key_of(AtTime(since))
-        if end.since is not None:
-            first = max(first, key_of(AtTime(end.since)))
-        try:
-            return events_of(self.spark, self.options, first, self.record.since, end.position)
-        except HistoryLostError:
-            reason = (
-                f"the oplogs no longer contain {_iso(first)}, with which the comparison begins. "
-                "Pass a later time with --since"
-            )
-            self._remark(names, reason)
-            return None
-
-    def _remark(self, names: Iterable[str], why: str) -> None:
-        for name in names:
-            self.outcomes[name].remarks.append(f"not compared with the stream: {why}")
+    def remark(self, names: Iterable[str], why: str) -> None:
+        """Say why tables, as far as they exist, are compared with their checksums only."""
+        for name in self.logs.keys() & {*names}:
+            other = "collections" if name == CURRENT else "stream"
+            self.outcomes[name].remarks.append(f"not compared with the {other}: {why}")
 
 
 def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[str, Any] | None:
@@ -338,17 +330,20 @@ def _lost_tables(logs: Mapping[str, DeltaLog], done: int) -> list[str]:
     return lacking_tables(by_table, done)
 
 
+def _token(name: str) -> Column:
+    """Return the column with the token of the event, or of the first one, of a table's rows."""
+    return F.col("first_token" if name == TRANSACTIONS else "token")
+
+
 def _first_tokens(name: str, log: DeltaLog, rows: DataFrame) -> Iterator[str]:
     """Return where the events of a table begin: with its first one, or after the first snapshot."""
-    token = "first_token" if name == TRANSACTIONS else "token"
-    events = rows.where(~F.col(token).rlike(MARKS))
     if name == BRONZE:
         ends = sorted(
             (end for end in snapshot_ends(log) if not end.get("requested")),
             key=lambda event: str(event["_id"]["_data"]),
         )
         yield from (key_of(after(end["clusterTime"])) for end in ends[:1])
-    least = events.agg(F.min(token)).collect()[0][0]
+    least = rows.agg(F.min(_token(name))).collect()[0][0]
     if least is not None:
         yield least
 

@@ -2,7 +2,9 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -10,8 +12,10 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_sink.errors import SourceError, StreamError
+from spark_sink.jobs.checkpoint import Checkpoint
 from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.options.scope import Scope
 from spark_sink.tables import current_table, table_version
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.verification.verify_job import verify_job
@@ -135,6 +139,25 @@ def test_a_start_goes_on_with_all_events_or_names_what_is_lost(
         [outcome] = verify_job(no_spark, folder, "mongodb://none", [name]).values()
         assert outcome.failed
         assert "lacks batches" in outcome.remark
+
+
+def test_before_a_batch_with_new_collections_only_checksums_are_compared(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+    folder = JobFolder(str(tmp_path / "job"), str(tmp_path / "checkpoint"))
+    last = folder.checkpoint.last_committed()
+    assert last is not None
+    old = SimpleNamespace(number=last.number, end=replace(last.end, scope=Scope("elsewhere")))
+    monkeypatch.setattr(Checkpoint, "last_committed", lambda _: old)
+    no_spark: Any = None
+    found = verify_job(no_spark, folder, "mongodb://none")
+    why = "no batch is committed yet with the collections of the last start"
+    assert {name: outcome.remark.removesuffix(why) for name, outcome in found.items()} == {
+        **dict.fromkeys(SIX, ""),
+        **dict.fromkeys(("bronze", "messages", "transactions"), "not compared with the stream: "),
+        "current": "not compared with the collections: ",
+    }
 
 
 @pytest.mark.parametrize("name", sorted({*SIX} - {"current"}))
