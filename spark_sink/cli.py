@@ -404,8 +404,8 @@ def rebuild(
             typer.echo(f"{table.address} has {table.log.count()} documents")
             if time is not None and (names := unread_names(table.state.unread_or_lost)):
                 typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
-        if time is None and restore_checkpoint(folder) is None and not makes_table:
-            raise OptionError(f"the job in {folder.address} has lost nothing: start the job")
+        if time is None and (last := restore_checkpoint(folder)) is not None:
+            typer.echo(f"the checkpoint continues after batch {last} of the tables")
 
 
 @job.command(cls=JobCommand)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -42,76 +43,72 @@ class Checkpoint:
         return not self._numbered("offsets")
 
     def batches(self) -> list[LoggedBatch]:
-        """Return the batches that it still contains, in order.
-
-        Raises StreamError for a file that is not whole: Spark renames its files before they are on
-        the disk, so a power failure may cut the last ones.
-        """
+        """Return the batches that it still contains, in order. Raises StreamError as `offset`."""
         commits = self._numbered("commits")
-        for number in commits:
-            self._whole(f"commits/{number}")
         return [
             LoggedBatch(number, self.offset(number), commits.get(number))
             for number in self._numbered("offsets")
         ]
 
     def offset(self, batch: int) -> dict[str, Any]:
-        """Return the offset at which a batch ends; empty where there is none."""
-        lines = (self._whole(f"offsets/{batch}") or "-").splitlines()
-        offset: dict[str, Any] = {} if lines[-1] == "-" else json.loads(lines[-1])
-        return offset
+        """Return the offset at which a batch ends; empty where there is none.
+
+        Raises StreamError for a file that is not whole: Spark renames its files before they are on
+        the disk, so a power failure may cut the last ones.
+        """
+        path = f"offsets/{batch}"
+        if (text := self._folder.text(path)) is None:
+            return {}
+        with self._damage(path):
+            _, _, line = text.splitlines()
+            offset: dict[str, Any] = {} if line == "-" else json.loads(line)
+            return offset
 
     def last_planned(self) -> LoggedBatch | None:
-        """Return the newest batch, which may be in progress. Raises StreamError as `batches`."""
+        """Return the newest batch, which may be in progress. Raises StreamError as `offset`."""
         return self._newest(self._numbered("offsets"))
 
     def last_committed(self) -> LoggedBatch | None:
-        """Return the newest batch with a commit entry. Raises StreamError as `batches`."""
+        """Return the newest batch with a commit entry. Raises StreamError as `offset`."""
         return self._newest(self._numbered("offsets").keys() & self._numbered("commits"))
 
     def _newest(self, numbers: Collection[int]) -> LoggedBatch | None:
         if not numbers:
             return None
         number, commits = max(numbers), self._numbered("commits")
-        self._whole(f"commits/{number}")
         return LoggedBatch(number, self.offset(number), commits.get(number))
 
     def query(self) -> str | None:
-        """Return the id of the query, which begins with its checkpoint; None before the first."""
-        text = self._whole("metadata")
-        return None if text is None else str(json.loads(text)["id"])
+        """Return the id of the query, which begins with its checkpoint; None before the first.
 
-    def _whole(self, path: str) -> str | None:
-        """Return the text of a file; None for no file. Raises StreamError."""
-        text = self._folder.text(path)
-        if text is not None and not is_complete(path, text):
+        Raises StreamError as `offset`.
+        """
+        text = self._folder.text("metadata")
+        with self._damage("metadata"):
+            return None if text is None else str(json.loads(text)["id"])
+
+    @contextmanager
+    def _damage(self, path: str) -> Iterator[None]:
+        """Raise StreamError for a file whose text cannot be parsed."""
+        try:
+            yield
+        except ValueError:
             raise StreamError(
                 f"the file {self.address}/{path} is damaged: start the job, which makes the "
                 "checkpoint again from the tables"
-            )
-        return text
+            ) from None
 
     def write(self, query: str, offsets: Mapping[int, Mapping[str, Any]], committed: int) -> None:
-        """Write the offsets of batches; those up to `committed` are committed.
-
-        The next start of the job repeats a batch that is not committed.
-        """
-        self.remove_checksums()
+        """Replace all by the offsets of batches; those up to `committed` are committed."""
+        self._folder.remove("offsets", "commits", "sources", "metadata", ".metadata.crc")
         self._folder.write("metadata", json.dumps({"id": query}))
         for number, offset in offsets.items():
             self._folder.write(f"offsets/{number}", _offset_text(offset))
             if number <= committed:
                 self._folder.write(f"commits/{number}", 'v1\n{"nextBatchWatermarkMs":0}')
 
-    def remove(self) -> None:
-        """Remove what Spark keeps in it."""
-        self._folder.remove("offsets", "commits", "sources", "metadata", ".metadata.crc")
-
     def remove_checksums(self) -> None:
-        """Remove Spark's checksums, which may be cut, or those of files that were replaced since.
-
-        Spark checks a file if there is one.
-        """
+        """Remove Spark's checksums, which may be cut. Spark checks a file if there is one."""
         folder = self._folder
         for log in ("", "offsets", "commits"):
             checksums = (file for file in folder.listed(log) if file.base_name.endswith(".crc"))
@@ -122,19 +119,6 @@ class Checkpoint:
         files = self._folder.listed(log)
         times = {int(file.base_name): file.mtime for file in files if file.base_name.isdecimal()}
         return dict(sorted(times.items()))
-
-
-def is_complete(path: str, text: str) -> bool:
-    """Return whether a file of a checkpoint, such as offsets/7 or metadata, has its end.
-
-    The last line is a JSON object, which is invalid if it is cut, or "-" for no offset.
-    """
-    fewest = {"offsets": 3, "commits": 2}.get(path.split("/")[0], 1)
-    *before, last = text.splitlines() or [""]
-    try:
-        return len(before) + 1 >= fewest and (last == "-" or isinstance(json.loads(last), dict))
-    except ValueError:
-        return False
 
 
 def _offset_text(offset: Mapping[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pyarrow as pa
 
 from spark_sink.tables.parquet_parts import BATCH
@@ -12,8 +14,6 @@ APPENDED = (BRONZE, MESSAGES, TRANSACTIONS, NOTIFICATIONS, QUARANTINE)
 """The tables to which each batch is appended."""
 DEFAULT_TABLES = (BRONZE, CURRENT)
 """The tables that a job writes by default."""
-ALL_BATCHES = (BRONZE, MESSAGES, CURRENT)
-"""The tables to which each batch is committed, also one without rows."""
 TOKENS = {BRONZE: "token", MESSAGES: "token", TRANSACTIONS: "last_token", QUARANTINE: "token"}
 """The column that orders the rows of an appended table."""
 
@@ -42,6 +42,11 @@ NOTIFICATION_COLUMNS = pa.schema(
     ]
 )
 """The columns of NOTIFICATIONS."""
+
+
+def with_all_batches(tables: Collection[str]) -> list[str]:
+    """Return which of a job's tables get each batch, also one without rows: one at least."""
+    return [name for name in (BRONZE, MESSAGES, CURRENT) if name in tables] or [TRANSACTIONS]
 
 
 def dated_schema(rows: pa.Schema) -> pa.Schema:

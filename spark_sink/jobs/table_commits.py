@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -25,6 +25,7 @@ from spark_sink.jobs.job_tables import (
     QUARANTINE,
     TRANSACTIONS,
     dated_schema,
+    with_all_batches,
 )
 from spark_sink.jobs.task_writer import TaskReport
 from spark_sink.options.scope import Scope
@@ -136,7 +137,7 @@ class TableCommits:
             written.changes.add(self.findings.removals())
         counted, notified = written.transactions.rows(), _notifications(end)
         beside = {NOTIFICATIONS: notified.num_rows, TRANSACTIONS: counted.num_rows}
-        batch = self._after(batch, [n for n, some in {**written.parts, **beside}.items() if some])
+        batch = self._with_filled(batch, {**written.parts, **beside})
         for name, columns in self._appended.items():
             with _timed(seconds, name):
                 logs[name].append(written.parts.get(name, ()), columns, batch)
@@ -145,21 +146,23 @@ class TableCommits:
                 self._merge(self._current, spark, written.changes, batch, end)
         elif quarantined := written.parts.get(QUARANTINE):
             logs[QUARANTINE].append(quarantined, arrow_schema(UNAPPLIED), batch)
-        if TRANSACTIONS in logs:
+        counts = counted.num_rows or TRANSACTIONS in with_all_batches(self.record.tables)
+        if TRANSACTIONS in logs and counts:
             with _timed(seconds, TRANSACTIONS):
                 logs[TRANSACTIONS].append_rows(counted, batch)
-        logs[NOTIFICATIONS].append_rows(notified, batch)
+        if notified.num_rows:
+            logs[NOTIFICATIONS].append_rows(notified, batch)
         if self.keep_files is not None:
             for log in (*logs.values(), *([self._current.log] if self._current else ())):
                 log.keep_files(self.keep_files)
 
-    def _after(self, batch: Batch, filled: Collection[str]) -> Batch:
+    def _with_filled(self, batch: Batch, written: Mapping[str, Any]) -> Batch:
         """Return the batch with the number, by table, of the newest batch that has rows in it.
 
-        For the tables `filled` this is the batch itself.
+        `written` has, by the name of a table, what is true if this batch has rows for it.
         """
         before = {n: log.state().batch.written.get(n, -1) for n, log in self._logs.items()}
-        newest = before | dict.fromkeys(before.keys() & {*filled}, batch.number)
+        newest = {n: batch.number if written.get(n) else old for n, old in before.items()}
         return replace(batch, written={name: n for name, n in newest.items() if n >= 0})
 
     def _merge(

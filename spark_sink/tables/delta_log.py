@@ -237,9 +237,7 @@ class DeltaLog(TableVersion):
             self._write(parts, schema, TableState(checksum=checksum, batch=batch))
 
     def append_rows(self, rows: pa.Table, batch: Batch) -> None:
-        """Append rows, if there are any, with the number of the batch; see `append`."""
-        if not rows.num_rows:
-            return
+        """Append rows with the number of the batch; see `append`."""
         rows = numbered(rows, batch.number)
         with Parts(self.address, rows.schema, self.partitions) as parts:
             parts.add(rows)

@@ -6,24 +6,24 @@ current table is made from the rows of bronze alone, so the oplogs need not cont
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
+from operator import attrgetter
 
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
-from spark_sink.console import say
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.history.point_in_time import bronze_at
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_query import table_form
 from spark_sink.jobs.job_tables import (
-    ALL_BATCHES,
     BRONZE,
     CURRENT,
     MESSAGES,
     NOTIFICATIONS,
     QUARANTINE,
+    with_all_batches,
 )
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.current_table import CurrentTable, Upsert
@@ -35,98 +35,76 @@ from spark_sink.tables.table_state import Batch
 
 
 def restore_checkpoint(folder: JobFolder) -> int | None:
-    """Restore the checkpoint if it is lost, damaged, or older than the tables, and print that.
+    """Make the checkpoint of a job from its tables; return the number of their last batch.
 
-    With an older checkpoint, new batches would have numbers that the tables already have, and the
-    tables would skip them. The next start repeats the last batch, and writes it to the tables that
-    lack it. Return its number, or None if the checkpoint is unchanged. Raises OptionError if the
-    tables do not contain the position of the job, if the checkpoint is another job's, or if a table
-    lacks a batch that the checkpoint has; and StreamError if an older version of a table was
-    restored.
+    They alone know where the job is, so a checkpoint may be lost, truncated, or an older copy. A
+    batch that only some of them have is repeated, and one that none of them has is planned again.
+    Until they have a batch the checkpoint is kept, as it tells where the job begins; the result is
+    None. Raises OptionError and StreamError as `newest_batch`, and OptionError if the checkpoint is
+    another job's, is damaged without a batch in the tables, or has one that no table has.
     """
     if not folder.exists:
         return None
-    folder.checkpoint.remove_checksums()
-    by_table = _batches(folder)
-    newest = [batch for batch in by_table.values() if batch.query]
-    last = max((batch.number for batch in newest), default=-1)
-    queries = {batch.query for batch in newest}
-    why, done = _reason_to_restore(folder, newest, last)
-    if len(queries) > 1:
-        raise OptionError(
-            f"the tables of the job in {folder.address} are not of one query: restore the folder "
-            "from a backup, or start the job in another one"
-        )
-    if lacking := lacking_tables(by_table, done):
-        raise _lacks_batches(folder, lacking[0])
-    if not why or not newest:
-        return None
-    offsets = {batch.number - 1: batch.begin for batch in newest if batch.begin}
-    offsets |= {batch.number: batch.offset for batch in newest}
-    if last and last - 1 not in offsets:
-        raise OptionError(
-            f"the tables of the job in {folder.address} do not contain the offset of batch "
-            f"{last - 1}: start the job in another folder"
-        )
-    offsets = {number: offset for number, offset in offsets.items() if number >= last - 1}
-    folder.checkpoint.remove()
-    folder.checkpoint.write(queries.pop(), offsets, last - 1)
-    say(f"the checkpoint was {why}, and is again that of batch {last}")
-    return last
-
-
-def _reason_to_restore(folder: JobFolder, newest: Sequence[Batch], last: int) -> tuple[str, int]:
-    """Return what is wrong with the checkpoint, if anything, and the last batch that is complete.
-
-    `newest` are the newest batches of the tables, and `last` is the number of the last one.
-    """
-    checkpoint = folder.checkpoint
+    checkpoint, (last, is_whole) = folder.checkpoint, newest_batch(folder)
     try:
         query, batches = checkpoint.query(), checkpoint.batches()
     except StreamError as error:
-        if not newest:
+        if not last.query:
             raise OptionError(
                 f"{error}. But these contain no batch yet to continue from: remove the "
                 f"folder {checkpoint.address}, and start the job again"
             ) from None
-        say(f"{error}. Repeat a job seek that no start has followed")
-        return "damaged", last - 1
-    if query is None:
-        return "lost", last - 1
-    if any(batch.query != query for batch in newest):
+        query, batches = None, []
+    if not last.query:
+        if any(batch.committed for batch in batches):
+            raise _lacks_batches(folder, with_all_batches(folder.record().tables)[0])
+        checkpoint.remove_checksums()
+        return None
+    if query not in (None, last.query):
         raise OptionError(
             f"the checkpoint {checkpoint.address} is not that of the tables in {folder.address}: "
             "remove it, and the next start makes it again from the tables"
         )
-    done = max((batch.number for batch in batches if batch.committed is not None), default=-1)
-    if not batches or batches[-1].number < last:
-        return "older than the tables", done
-    is_other = any(checkpoint.offset(batch.number) not in ({}, batch.offset) for batch in newest)
-    return "of another start" if is_other else "", done
+    offsets = {last.number - 1: last.begin} if last.number else {}
+    offsets[last.number] = last.offset
+    checkpoint.write(last.query, offsets, last.number if is_whole else last.number - 1)
+    return last.number
 
 
-def lacking_tables(by_table: Mapping[str, Batch], done: int) -> list[str]:
-    """Return the names of tables that lack a batch, if the batches up to `done` are complete.
+def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
+    """Return the newest batch of a job's tables, and whether all of them have it.
 
-    `by_table` has the newest batch of each table by name.
-    """
-    needed = dict.fromkeys(by_table.keys() & {*ALL_BATCHES}, done)
-    for name, number in (pair for batch in by_table.values() for pair in batch.written.items()):
-        needed[name] = max(needed.get(name, -1), number if number <= done else -1)
-    return [n for n, number in needed.items() if by_table.get(n, Batch()).number < number]
-
-
-def _batches(folder: JobFolder) -> dict[str, Batch]:
-    """Return the newest batch of each table of a job, by name.
-
-    Raises StreamError if an older version of a table was restored.
+    Raises OptionError if a table lacks an earlier batch, or if the tables are not of one query, and
+    StreamError if an older version of a table was restored.
     """
     by_table: dict[str, Batch] = {}
     for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFICATIONS: None}:
         log = DeltaLog(folder.table(name))
         log.require_not_restored(name if name in (BRONZE, MESSAGES) else "")
         by_table[name] = log.state().batch
-    return by_table
+    last = max(by_table.values(), key=attrgetter("number"))
+    if {batch.query for batch in by_table.values()} - {"", last.query}:
+        raise OptionError(
+            f"the tables of the job in {folder.address} are not of one query: restore the folder "
+            "from a backup, or start the job in another one"
+        )
+    if lacking := lacking_tables(by_table, last.number - 1):
+        raise _lacks_batches(folder, lacking[0])
+    return last, not lacking_tables(by_table, last.number)
+
+
+def lacking_tables(by_table: Mapping[str, Batch], done: int) -> list[str]:
+    """Return the names of tables that lack a batch, if the batches up to `done` are complete.
+
+    `by_table` has the newest batch of each table by name. What current cannot apply is in the
+    quarantine before current has the batch, and a repeated batch does not write it again.
+    """
+    needed = dict.fromkeys(with_all_batches(by_table), done)
+    for owner, batch in by_table.items():
+        for name, number in batch.written.items():
+            if number <= done or (owner, name) == (CURRENT, QUARANTINE):
+                needed[name] = max(needed.get(name, -1), number)
+    return [n for n, number in needed.items() if by_table.get(n, Batch()).number < number]
 
 
 def _lacks_batches(folder: JobFolder, name: str) -> OptionError:

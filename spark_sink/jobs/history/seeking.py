@@ -1,23 +1,21 @@
 """Sets a job to a later position, with a batch that leaves out the events before it.
 
-The batch is planned in the checkpoint, as one of Spark's own. Its offset has the position before
-the gap, so that the collections are read again.
+A table gets the batch, so the next start repeats it for all tables. Its offset has the position
+before the gap, so that the collections are read again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 from spark_sink.console import say
 from spark_sink.errors import HistoryLostError, OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
-from spark_sink.jobs.checkpoint import LoggedBatch
+from spark_sink.jobs.history.restoration import newest_batch, restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.job_tables import APPENDED, CURRENT, NOTIFICATIONS
+from spark_sink.jobs.job_tables import APPENDED, CURRENT, NOTIFICATION_COLUMNS, NOTIFICATIONS
 from spark_sink.jobs.table_commits import take_over
 from spark_sink.options.declared import argument
 from spark_sink.options.parsers import position
@@ -26,18 +24,19 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.table_state import Batch
 
 # How far the clock of this machine may be behind that of the cluster.
 _AHEAD_SECONDS = 60
 
 
 def seek(folder: JobFolder, to: str) -> str:
-    """Plan the batch that leaves out all events before a position; return where the job continues.
+    """Leave out all events before a position, in the next batch; return where the job continues.
 
     It also leaves out the signals that were sent to a collection before the position.
 
-    It replaces a batch that was planned and that some table lacks, so a seek may be corrected until
-    the job has been started.
+    It replaces a batch that some table lacks, so a seek may be corrected until the job has been
+    started.
 
     Args:
         to: a cluster time, or a token, whose cluster time counts. All events of that time are read:
@@ -46,14 +45,14 @@ def seek(folder: JobFolder, to: str) -> str:
     Raises OptionError if `to` is not a position or lies in the future by the clock of this machine,
     or if the job cannot be set there.
     """
-    last = _last_whole(folder)
-    if last is None:
+    batch = _next_batch(folder)
+    if not batch.begin:
         raise OptionError(f"the job in {folder.address} has no batch: start it first")
     start = argument(position, to, "--to")
     wanted = AtTime(start.cluster_time) if isinstance(start, Token) else start
-    gap, remark = _gap(folder, last.end, wanted, to)
+    gap, remark = _gap(folder, Offset.of(batch.begin, in_table=True), wanted, to)
     take_over(folder)  # a start on another machine may still run
-    return _leave_out(folder, last.number + 1, gap) + remark
+    return _leave_out(folder, batch, gap) + remark
 
 
 def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[Offset, str]:
@@ -89,28 +88,30 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
     return before.moved(position, events=0, sought=passed, **beside), remark
 
 
-def _leave_out(folder: JobFolder, number: int, gap: Offset) -> str:
-    """Plan a batch that leaves out events; return where it ends.
-
-    It replaces a batch that was planned but not committed.
-    """
-    query = folder.checkpoint.query()
-    assert query is not None
+def _leave_out(folder: JobFolder, batch: Batch, gap: Offset) -> str:
+    """Let a batch that some table lacks leave out events; return where it ends."""
     assert gap.time is not None
-    _note_end(folder, number, gap.document)
-    folder.checkpoint.write(query, {number: gap.document}, number - 1)
+    for name in (*APPENDED, CURRENT):
+        log = DeltaLog(folder.table(name))
+        own = log.state().batch
+        if own.number == batch.number:
+            log.amend(replace(own, offset=gap.document))
+        elif name == NOTIFICATIONS:
+            noted = replace(batch, offset=gap.document, written=own.written)
+            log.append([], NOTIFICATION_COLUMNS, noted)
     return gap.time.as_datetime().isoformat()
 
 
 def replace_lost_batch(folder: JobFolder, uri: str) -> None:
-    """Replace a batch in progress whose events the oplogs have lost, if the options allow that.
+    """Replace a batch that some table lacks, and whose events the oplogs have lost.
 
-    Spark repeats a batch as it was planned, and would fail at every start. Raises SourceError.
+    The options must allow that. Spark repeats a batch as it was, and would fail at every start.
+    Raises SourceError.
     """
-    last, planned = _last_whole(folder), folder.checkpoint.last_planned()
-    if last is None or planned is None or planned.number == last.number:
+    planned, is_whole = newest_batch(folder)
+    if is_whole or not planned.begin:
         return
-    before, end = last.end, planned.end
+    before, end = (Offset.of(each, in_table=True) for each in (planned.begin, planned.offset))
     batch = end.events_after(before)
     if batch.events == 0:
         return
@@ -124,23 +125,16 @@ def replace_lost_batch(folder: JobFolder, uri: str) -> None:
             client.require_history(batch.read_from)
         except HistoryLostError:
             now = after(client.with_retries(client.present))
-            where = _leave_out(folder, last.number + 1, _gap(folder, before, now, "now")[0])
+            where = _leave_out(folder, planned, _gap(folder, before, now, "now")[0])
             text = "the oplogs have lost events of the batch in progress: the job continues at"
             say(f"{text} {where}, and reads the collections again")
+            restore_checkpoint(folder)
 
 
-def _last_whole(folder: JobFolder) -> LoggedBatch | None:
-    """Return the last batch that all tables have, and note in the checkpoint that they do.
-
-    A batch writes its notifications last: with them it is whole, though Spark did not note that.
-    """
-    batches, query = folder.checkpoint.batches(), folder.checkpoint.query()
-    notified = DeltaLog(folder.table(NOTIFICATIONS)).state().batch
-    if query is not None and notified.query == query:
-        for batch in batches[-1:]:
-            if batch.committed is None and batch.number == notified.number:
-                folder.checkpoint.write(query, {batch.number: batch.offset}, batch.number)
-    return folder.checkpoint.last_committed()
+def _next_batch(folder: JobFolder) -> Batch:
+    """Return the first batch that not all tables have, at its beginning."""
+    last, is_whole = newest_batch(folder)
+    return Batch(last.query, last.number + 1, begin=last.offset) if is_whole else last
 
 
 def _reached(folder: JobFolder, before: Offset) -> list[Position]:
@@ -151,12 +145,3 @@ def _reached(folder: JobFolder, before: Offset) -> list[Position]:
     states = (DeltaLog(folder.table(name)).state() for name in (*APPENDED, CURRENT))
     ends = filter(None, (state.batch.end for state in states))
     return [before.position, *(end.sought or end.position for end in ends)]
-
-
-def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None:
-    """Change the offset at the end of a batch in the tables that already have the batch."""
-    for name in (*APPENDED, CURRENT):
-        log = DeltaLog(folder.table(name))
-        batch = log.state().batch
-        if batch.number == number:
-            log.amend(replace(batch, offset=offset))

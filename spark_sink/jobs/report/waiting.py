@@ -14,7 +14,7 @@ from bson.timestamp import Timestamp
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.job_tables import ALL_BATCHES, CURRENT
+from spark_sink.jobs.job_tables import CURRENT, with_all_batches
 from spark_sink.options.declared import argument
 from spark_sink.options.parsers import position
 from spark_sink.options.stream_options import parse_options
@@ -87,18 +87,13 @@ def wait_until(
 
 
 class _Tables:
-    """How far the tables of a job are at one time, by their states alone.
-
-    If no table has all batches, the checkpoint counts.
-    """
+    """How far the tables of a job are at one time, by their states alone."""
 
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder
         names = folder.record().tables if folder.exists else ()
         self._states = {name: newest_state(folder.table(name)) for name in names}
-        ends = {n: state.batch.end for n, state in self._states.items() if n in ALL_BATCHES}
-        last = None if ends else folder.checkpoint.last_committed()
-        self._ends = ends or {"the job": None if last is None else last.end}
+        self._ends = {n: self._states[n].batch.end for n in with_all_batches(names) if names}
 
     def have_signal(self, identifier: str) -> bool:
         """Return whether a batch has processed a signal."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.job_tables import ALL_BATCHES
+from spark_sink.jobs.job_tables import BRONZE, CURRENT, MESSAGES
 from tests.spark.quick_session import QUICK
 
 _END_SECONDS = 120.0
@@ -53,7 +53,8 @@ class JobProcess:
         self._environment = environment
         command += ["--out", out or str(folder), "--trigger", "0 seconds"]
         command += ["--checkpoint", str(folder)] if out else []
-        command += [f"--table={name}" for name in ALL_BATCHES] + ["--message=prefix=p"]
+        command += [f"--table={name}" for name in (BRONZE, MESSAGES, CURRENT)]
+        command.append("--message=prefix=p")
         command += [f"--option={name}={text}" for name, text in options.items()]
         command += [f"--conf={name}={text}" for name, text in conf.items()]
         self._command = command

@@ -85,7 +85,9 @@ def replaced(table: Path, older: Path) -> None:
 # have everything.
 ATTACKS: list[tuple[str, Attack, str]] = [
     ("current", files, LOST),
-    *((name, newest("_delta_log/*.json"), LACKS) for name in SIX),
+    # The last batch is repeated: but the quarantine precedes current, and no notification is of it.
+    *((n, newest("_delta_log/*.json"), "") for n in ("bronze", "messages", "current", BESIDE[0])),
+    *((name, newest("_delta_log/*.json"), LACKS) for name in ("quarantine", "notifications")),
     *((name, first_commit, UNREADABLE) for name in ("current", "bronze")),
     ("current", newest("_mergerouter/*.json"), NO_STATE),
     ("bronze", folder("_mergerouter"), NO_STATE),
@@ -127,8 +129,6 @@ def test_a_start_goes_on_with_all_events_or_names_what_is_lost(
         with pytest.raises((SourceError, FileNotFoundError)) as refused:
             follow(out, start, SCRIPT)
         assert refusal in cause_of(refused.value)
-        if "newest" in attack.__qualname__:
-            break  # the tables alone tell that the newest batch is repeated
     if refusal == LACKS:
         by_rebuild = "remove what is left of it and let job rebuild make it again"
         remedy = by_rebuild if name == "current" else "restore it from a backup"
