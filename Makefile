@@ -71,7 +71,7 @@ debezium: install  ## SEEDS workloads, Debezium's own engine through mongos and 
 	$(BIN)/python -m tests.debezium --seeds $(SEEDS) $(ARGS)
 
 attack: install  ## healthy clients and memory beside each attack, router and mongos in turn; real servers
-	$(BIN)/python -m bench.attack $(ARGS)
+	$(BIN)/python -m tests.attack $(ARGS)
 
 soak: install  ## what takes too long for every run: thousands of connections; ARGS="--minutes 60"
 	$(BIN)/python -m tests.soak $(ARGS)

@@ -1,6 +1,6 @@
 """Measure healthy clients and memory beside each attack: router and mongos in the same run.
 
-``python -m bench.attack [--seconds N] [--only TEXT]``. Needs MongoDB's own servers.
+``python -m tests.attack [--seconds N] [--only TEXT]``. Needs MongoDB's own servers.
 """
 
 import argparse
@@ -17,10 +17,10 @@ from typing import Any
 
 import pymongo
 
-from bench.attackers import ATTACKS, ENDS_MONGOS, ON_ROUTER
 from bench.kernel import memory, pid_of
 from bench.writes import COLLECTION, DATABASE, percentiles, random_pauses, shard_evenly, write_paced
 from router.allocator import LOOK_SECONDS
+from tests.attack.attackers import ATTACKS, ENDS_MONGOS, ON_ROUTER
 from tests.harness.certificates import Authority
 from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.routers import start_router
@@ -55,7 +55,6 @@ class Healthy:
             raise RuntimeError(f"no stream from {server.uri}")
 
     def stop(self) -> None:
-        """End the clients."""
         self._ended.set()
         for thread in self._threads:
             thread.join(60)
@@ -94,12 +93,10 @@ class Server:
 
     @property
     def uri(self) -> str:
-        """The connection string of a user with all rights."""
         return f"mongodb://root:root@127.0.0.1:{self.port}/"
 
     @property
     def mebibytes(self) -> int:
-        """The memory of the process."""
         return memory(self.pid) // MIB
 
 
@@ -119,7 +116,7 @@ class Measurement:
         before, healthy, attackers = server.mebibytes, Healthy(server), None
         if name is not None:
             numbers = (server.port, self._seconds, server.admin_port, self._since)
-            command = [sys.executable, "-m", "bench.attackers", name, *map(str, numbers)]
+            command = [sys.executable, "-m", "tests.attack.attackers", name, *map(str, numbers)]
             attackers = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             time.sleep(1.5)
         with Client(self._cluster.mongos_uri) as client:
@@ -190,8 +187,7 @@ def main() -> int:
             start_router(cluster.configdb, upstream, keyFile=key, admin_port=0)
         )
         authority = Authority(folder)
-        flags: dict[str, Any] = authority.router_flags(authority.issue("server"))
-        flags["tlsMode"] = "allowTLS"
+        flags = {**authority.router_flags(authority.issue("server")), "tlsMode": "allowTLS"}
         with_tls = owned.enter_context(
             start_router(cluster.configdb, upstream, keyFile=key, admin_port=0, **flags)
         )

@@ -1,4 +1,4 @@
-"""The attacks. ``python -m bench.attackers NAME PORT SECONDS ADMIN_PORT SINCE`` runs one."""
+"""The attacks. ``python -m tests.attack.attackers NAME PORT SECONDS ADMIN_PORT SINCE`` runs one."""
 
 import asyncio
 import contextlib

@@ -1,0 +1,1 @@
+"""Attacks on a router and on the mongos beside it, bounded and over loopback: ``make attack``."""
