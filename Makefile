@@ -40,6 +40,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 SEEDS ?= 1000
 MINUTES ?= 30
+CLIENTS ?= 10000
 KILL_SEEDS ?= 10
 SPARK_ZIP ?= build/spark_sink.zip
 IMAGE ?= localhost/mergerouter:latest
@@ -73,8 +74,8 @@ debezium: install  ## SEEDS workloads, Debezium's own engine through mongos and 
 attack: install  ## healthy clients and memory beside each attack, router and mongos in turn; real servers
 	$(BIN)/python -m tests.attack $(ARGS)
 
-soak: install  ## what takes too long for every run: thousands of connections; ARGS="--minutes 60"
-	$(BIN)/python -m tests.soak $(ARGS)
+soak: install  ## what takes too long for every run: CLIENTS=10000 that connect, stall and disconnect
+	MERGEROUTER_SOAK=$(CLIENTS) $(BIN)/pytest tests/integration/test_clients_that_go.py -k leave_nothing_behind $(ARGS)
 
 faults: install  ## MINUTES of faults on real replica sets of three members, under load
 	$(BIN)/python -m tests.faults --minutes $(MINUTES) $(ARGS)

@@ -131,12 +131,6 @@ def stream_resource(database: str, collection: str | None) -> Resource:
     return ALL_DATABASES if database == "admin" else Resource(database)
 
 
-def stream_resource_of(namespace: str) -> Resource:
-    """Return the resource of a cursor's change stream, by the cursor's namespace."""
-    database, _, collection = namespace.partition(".")
-    return stream_resource(database, None if collection == WHOLE else collection)
-
-
 class UserName(NamedTuple):
     """A user's name and the database that it belongs to."""
 
@@ -165,7 +159,9 @@ class User:
 
     def may_watch(self, namespace: str) -> bool:
         """Return whether the user may read the change stream of a cursor's namespace."""
-        return self.privileges.allow(stream_resource_of(namespace), *STREAM_ACTIONS)
+        database, _, collection = namespace.partition(".")
+        resource = stream_resource(database, None if collection == WHOLE else collection)
+        return self.privileges.allow(resource, *STREAM_ACTIONS)
 
     def __str__(self) -> str:
         return str(self.name)

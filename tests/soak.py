@@ -1,14 +1,9 @@
-"""Connect, stall, kill and disconnect thousands of clients in various ways; check for leaks.
+"""Connect, stall, kill and disconnect many clients in various ways; count what is left of them."""
 
-``python -m tests.soak [--connections N] [--minutes M]``. A smaller round is part of the test run.
-"""
-
-import argparse
 import asyncio
 import os
 import socket
 import struct
-import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -22,16 +17,13 @@ import bson
 from bson import Binary
 
 from shard_client.wire.frames import build_msg
-from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.clusters import Client, TestCluster
 from tests.harness.raw_client import RawClient
-from tests.harness.routers import RouterProcess, start_router
+from tests.harness.routers import RouterProcess
 from tests.harness.until import Deadline
 
 CURSOR_TIMEOUT_MS = 2000
 PARAMETERS = {"cursorTimeoutMillis": CURSOR_TIMEOUT_MS, "messageTimeoutMs": 2000}
-MOST_GROWTH_KIB = 50 * 1024
-"""Resident memory that a router may have more than before once all clients have left."""
-
 _AT_ONCE = 100
 _SETTLE_SECONDS = 30.0
 _HELLO = {"hello": 1, "helloOk": True}
@@ -263,45 +255,3 @@ _BEHAVIOURS: tuple[Callable[[RawClient, Random], Awaitable[None]], ...] = (
     _disconnects_during_a_wait,
     _reads_the_feed,
 )
-
-
-def main() -> int:
-    """Run the rounds; print what is left and the memory after each. Return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--connections", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--minutes", type=float, default=0, help="go on for so long")
-    options = parser.parse_args()
-    with (
-        start_cluster(2) as cluster,
-        start_router(
-            cluster.configdb, cluster.mongos_uri, feed=True, set_parameter=PARAMETERS
-        ) as router,
-    ):
-        soak = Soak(cluster, router)
-        asyncio.run(soak.round(_AT_ONCE))
-        soak.settled(Holdings(*[0] * len(fields(Holdings))))
-        before, memory = soak.holdings(), soak.resident_kib
-        print(f"before: {before}, {memory / 1024:.1f} MiB resident")
-        each_round = options.connections // options.rounds
-        until = time.monotonic() + options.minutes * 60
-        number, failed = 0, False
-        while number < options.rounds or time.monotonic() < until:
-            number += 1
-            begun = time.monotonic()
-            asyncio.run(soak.round(each_round, seed=number))
-            took = time.monotonic() - begun
-            left, grown = soak.settled(before), soak.resident_kib - memory
-            failed |= bool(left) or grown > MOST_GROWTH_KIB
-            print(
-                f"round {number}: {each_round} connections in {took:.1f} s,"
-                f" {grown / 1024:+.1f} MiB resident, left: {left or 'nothing'}",
-                flush=True,
-            )
-        soak.close()
-    print("made:", dict(soak.made))
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -24,6 +24,8 @@ from shard_client.errors import CommandError, ErrorCode
 
 COMMAND: Final = "_mergerouterProcessStatus"
 
+_NONE: Final = {"watermark": None, "cursors": 0, "failing": 0, "bufferedBytes": 0}
+"""The figures of a target that no stream reads."""
 _MOST_STREAMS = 200
 _MOST_CURSORS = 200
 _FARTHEST = 5
@@ -38,7 +40,7 @@ async def process_status(process: ServingProcess, *, details: bool, checks: bool
     """
     cursors = process.cursors
     number = 1 if process.peers is None else process.peers.number
-    waiting, targets = 0, defaultdict[str, dict[str, Any]](_no_figures)
+    waiting, targets = 0, defaultdict[str, dict[str, Any]](lambda: {**_NONE, "held": Counter()})
     streams: list[Mapping[str, Any]] = []
     async for stream in described_streams(process):
         waiting += stream["waiting"]
@@ -88,10 +90,6 @@ def _by_name(errors: Mapping[int, int]) -> Counter[str]:
         has_name = code in ErrorCode._value2member_map_
         named[ErrorCode(code).name if has_name else str(code)] += count
     return named
-
-
-def _no_figures() -> dict[str, Any]:
-    return {"watermark": None, "cursors": 0, "failing": 0, "bufferedBytes": 0, "held": Counter()}
 
 
 def _add(targets: Mapping[str, dict[str, Any]], stream: Mapping[str, Any]) -> None:

@@ -164,8 +164,7 @@ class OpenStreams:
             settings = settings.for_one_shard()
         memory = self.resources.memory.of(quota.user)
         resources = self.resources._replace(settings=settings, memory=memory)
-        seconds = self.opening_time(request)
-        deadline = self._loop.time() + seconds
+        deadline = self._loop.time() + self.opening_time(request)
         stream: RunningStream | None = None
         with spans.recorded("open remotes", {"db.system.name": "mongodb"}):
             try:
@@ -178,7 +177,7 @@ class OpenStreams:
                 identical.append(stream)
                 if self._is_late(identical[0], start_at):
                     _make_main(stream, identical)
-                stream.open(deadline, seconds)
+                stream.open(deadline)
                 return await self._enter(stream)
             except BaseException as error:
                 if stream is None:

@@ -97,20 +97,18 @@ class RunningStream:
 
     # Life cycle.
 
-    def open(self, deadline: float, seconds: float) -> None:
-        """Begin to open the remotes; ``wait_opened`` waits for them up to the deadline.
-
-        ``seconds`` is the time that the opening has in all, for messages.
-        """
-        self._opening_timer = self._loop.call_at(deadline, self._open_without_late, seconds)
+    def open(self, deadline: float) -> None:
+        """Begin to open the remotes; ``wait_opened`` waits for them up to the deadline."""
+        self._opening_timer = self._loop.call_at(deadline, self._open_without_late)
         self._read_scheduler.resume_prefetch()
         self._remotes.follow_merge()
 
-    def _open_without_late(self, seconds: float) -> None:
+    def _open_without_late(self) -> None:
         """Open the stream with the shards that have answered by the deadline, one at least."""
         if self._opened.done():
             return
         late = sorted(remote.target for remote in self._remotes if not remote.in_merge.has_replied)
+        seconds = self._settings.opening_time(self._remotes.preference)
         missing = f"no answer from {', '.join(late)} within {seconds} s"
         # A shard has accepted the request: the others are waited for in an open stream.
         if any(remote.in_merge.has_replied and not remote.topology for remote in self._remotes):

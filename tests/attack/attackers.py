@@ -127,13 +127,6 @@ async def _pings(target: Target) -> None:
             reading.cancel()
 
 
-async def _pings_unread(target: Target) -> None:
-    async with _connected(target.port) as client:
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        while not target.over:
-            await _write(client, PINGS)
-
-
 def _commands(frame: Callable[[], bytes], user: str = NOBODY) -> Attack:
     """Return the attack of a user that sends the same message again and again."""
 
@@ -147,26 +140,12 @@ def _commands(frame: Callable[[], bytes], user: str = NOBODY) -> Attack:
     return send
 
 
-async def _half_messages(target: Target) -> None:
-    async with _connected(target.port, NOBODY) as client:
-        await _write(client, UNFINISHED)
-
-
 async def _unfinished(target: Target) -> None:
     """Send most of a message and keep the connection."""
     async with _connected(target.port, NOBODY) as client:
         client.send_bytes(UNFINISHED)  # the server reads as much of it as it has room for
         done["bytes"] += len(UNFINISHED)
         await _keep(target, client)
-
-
-async def _bombs_before_login(target: Target) -> None:
-    async with _connected(target.port) as client:
-        frame = bomb()
-        while not target.over:
-            await _write(client, frame)
-            if not await client.reader.read(MIB):
-                return
 
 
 async def _streams_unread(target: Target) -> None:
@@ -217,15 +196,10 @@ def _many_stages() -> bytes:
 ACCEPTS = "20 connect and close, as fast as they can"
 
 ATTACKS: dict[str, tuple[int, Attack]] = {
-    "20 pipeline pings, no login": (20, _pings),
     "200 pipeline pings, no login": (200, _pings),
-    "200 never read their replies, no login": (200, _pings_unread),
-    "1 user without rights, 14 MB of $in": (1, _commands(_large_in)),
     "10 users without rights, 14 MB of $in": (10, _commands(_large_in)),
     "1 user without rights, 500,000 stages": (1, _commands(_many_stages)),
-    "20 send 45 MB in 4 KB of zstd, no login": (20, _bombs_before_login),
     "20 send 45 MB in 4 KB of zstd, logged in": (20, _commands(bomb)),
-    "3 close within messages of 48 MB": (3, _half_messages),
     "60 do not finish 48 MB, logged in": (60, _unfinished),
     "60 never read the replies of their streams": (60, _streams_unread),
     "1 user with rights, 14 MB of $in": (1, _commands(_large_in, ROOT)),

@@ -238,7 +238,7 @@ class MergedStream:
 
         Events that a silent remote holds back count too.
         """
-        return self.merger.has_buffered and not (self._unread or self.merger.ready)
+        return self.merger.buffered > 0 and not (self._unread or self.merger.ready)
 
     @property
     def _tail(self) -> bytes:

@@ -316,11 +316,6 @@ class Merger:
         return next(filter(None, marks), None)
 
     @property
-    def has_buffered(self) -> bool:
-        """Whether events are buffered."""
-        return bool(self._nonempty)
-
-    @property
     def ready(self) -> bool:
         """Whether ``next_block`` has anything to release."""
         low_watermark = self.low_watermark

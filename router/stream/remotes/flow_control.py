@@ -40,10 +40,6 @@ class Rounds(TokenBucket):
         """Seconds from the start of a round to that of the next one."""
         super().__init__(per_second, settings.round_burst, debt=_DEBT)
 
-    def charge(self, events: int, now: float) -> None:
-        """Record a batch of ``events`` events after which the member's oplog had no more."""
-        self.spend(now, min(events, _MOST_CHARGE))
-
     def is_dense(self, now: float) -> bool:
         """Return whether the members are to be read in rounds."""
         return self.tokens(now) < 1.0
@@ -101,7 +97,7 @@ class FlowControl:
         """Record that a remote's reply had events."""
         self._events_at = now
         if remote.idle:
-            self.rounds.charge(events, now)
+            self.rounds.spend(now, min(events, _MOST_CHARGE))
 
     def is_lively(self, now: float) -> bool:
         """Return whether an event has arrived within the last second."""

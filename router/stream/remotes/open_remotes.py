@@ -65,7 +65,8 @@ class OpenRemotes:
         self._start = start
         self._arrived = arrived
         self._failed = failed
-        self._preference = ReadPreference.of(request.read_preference)
+        self.preference = ReadPreference.of(request.read_preference)
+        """Which members are read."""
         self._by_number: dict[int, Remote] = {}
         self._changes = 0
         """The changes of the membership that have been made."""
@@ -128,7 +129,7 @@ class OpenRemotes:
 
         preference, probing = PRIMARY, None
         if not topology:
-            preference = self._preference
+            preference = self.preference
             probing = Probing(
                 lambda pbrt: progress_command(*command(pbrt), pbrt), request.splits_large_events
             )
