@@ -64,28 +64,28 @@ def run_jobs(
     reads a snapshot alone, and ends. Raises SourceError, and what Spark raises.
     """
     failures: list[Exception | None] = []
-    try:
-        with router_beside(settings), ExitStack() as held:
-            jobs = settings.jobs()
-            starts = [_Start(settings, stop, *job, len(jobs) > 1, once) for job in jobs]
-            for number, start in enumerate(starts):
-                start.check(held, number)
-            for start in starts:
-                start.take_over()
-            conf = settings.conf
-            others = spark is not None or SparkContext._active_spark_context is not None
-            if not others and all(is_local(folder.checkpoint.address) for folder, _ in jobs):
-                conf = {**_LOG_BY_RENAME, **conf}
-            spark = held.enter_context(job_session("run", conf, spark))
-            stop.begin()
-            if len(starts) == 1:  # in the thread that gets the signals
-                failures.append(starts[0].run(spark))
-            else:
-                failures += _run_together(starts, spark, stop)
-    except Exception as error:
-        # The end of the session fails after a failed job, and where its JVM has ended.
-        if not (any(failures) or is_stop_by_signal(error, stop)):
-            raise
+    with router_beside(settings), ExitStack() as held:
+        jobs = settings.jobs()
+        starts = [_Start(settings, stop, *job, len(jobs) > 1, once) for job in jobs]
+        for number, start in enumerate(starts):
+            start.check(held, number)
+        for start in starts:
+            start.take_over()
+        conf = settings.conf
+        others = spark is not None or SparkContext._active_spark_context is not None
+        if not others and all(is_local(folder.checkpoint.address) for folder, _ in jobs):
+            conf = {**_LOG_BY_RENAME, **conf}
+        try:
+            with job_session("run", conf, spark) as session:
+                stop.begin()
+                if len(starts) == 1:  # in the thread that gets the signals
+                    failures.append(starts[0].run(session))
+                else:
+                    failures += _run_together(starts, session, stop)
+        except Exception as error:
+            # The session cannot end after some failures, and where a signal has ended its JVM.
+            if not (any(failures) or is_stop_by_signal(error, stop)):
+                raise
     if (first := next(filter(None, failures), None)) is not None:
         raise first
 

@@ -49,8 +49,8 @@ from spark_sink.source.task_rows import (
 )
 from spark_sink.stream.router_client import RouterClient
 
-# The most seconds from start() to the making of the reader, in a process that Spark launches for
-# the query: a busy JVM needs two, and the imports as many.
+# The most seconds from `start()` until Spark has launched the query's process and makes the reader
+# there: a busy JVM needs two, and the imports as many.
 _LAUNCH_SECONDS = 10.0
 
 
@@ -65,7 +65,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     ) -> None:
         self.options = options
         """What the query was started with."""
-        # Of `start()`, or up to _LAUNCH_SECONDS before: Spark makes the reader for a query.
+        # The time of `start()` or before it: Spark makes the reader once a query is started.
         self._started_at = max(loaded_at, time.time() - _LAUNCH_SECONDS)
         self._output = QueryOutput() if output is None else output
         self._planner: BatchPlanner | None = None

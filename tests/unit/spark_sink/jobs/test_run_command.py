@@ -228,7 +228,13 @@ def test_a_signal_that_ends_spark_too_is_an_orderly_end(
         signal.raise_signal(signal.SIGTERM)
         raise ConnectionRefusedError("the JVM is gone")
 
+    @contextmanager
+    def session(*_: object) -> Iterator[Any]:
+        yield None
+        raise ConnectionRefusedError("the JVM is gone")  # so that its session cannot end
+
     monkeypatch.setattr(JobQuery, "start", ended)
+    monkeypatch.setattr(running, "job_session", session)
     result = run(tmp_path, "--configdb", "cfg/h:1")
     assert result.exit_code == 0, result.output
     assert "the next start repeats the batch" in result.output
