@@ -82,7 +82,7 @@ class TableCommits:
 
     Args:
         epoch: the result of `take_over`.
-        form: of the current table; its columns may follow the documents.
+        form: of the current table, as the record has it; its columns may follow the documents.
         rows: the columns of bronze.
         findings: of a verifier of the current table; each batch commits them.
         keep_files: for how many seconds replaced files are kept for their readers; None: as long as
@@ -168,8 +168,7 @@ class TableCommits:
         table.reload()
         reads_again = self.record.snapshot.policy.reads_documents
         scope = TableScope((end.scope or Scope()).accepts, end.gained) if reads_again else None
-        creates = not self._appended  # else a table with a commit for each batch precedes it
-        table.apply_staged(spark, Upsert(changes, batch, self._logs[QUARANTINE], scope, creates))
+        table.apply_staged(spark, Upsert(changes, batch, self._logs[QUARANTINE], scope))
         form = table.form
         if form.document_schema is not None and form != self.form:
             # No row may have the columns of deleted documents.
