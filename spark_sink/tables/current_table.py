@@ -29,7 +29,6 @@ from spark_sink.tables.ddl_events import (
     TableScope,
     ddl_event_of,
     renamed_by,
-    unread_after,
 )
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT, reported, reports_in, run_tasks
@@ -221,12 +220,11 @@ class CurrentTable:
         before, scope, changes = self.state, upsert.scope, upsert.changes
         ddl_events = tuple(sorted(map(ddl_event_of, changes.ddl)))
         new_events = before.not_applied(ddl_events)
-        state, incomplete = before.after(changes, ddl_events), set(before.unread)
+        state = before.after(changes, ddl_events, scope)
+        incomplete = {*state.unread}
         if scope is not None:
-            unread = unread_after({**before.unread, **scope.unread}, new_events, scope.contains)
-            state = replace(state, unread=unread)
             targets = {event.target for event in ddl_events if event.target is not None}
-            incomplete = {*unread, *(name for name in targets if not scope.contains(*name))}
+            incomplete |= {name for name in targets if not scope.contains(*name)}
         is_read = changes.groups or ddl_events or self._rewrites_all(self.form)
         ranges = KeyRanges.of(self.log.files(), self.form.column) if is_read else KeyRanges()
         affected = {
@@ -234,7 +232,7 @@ class CurrentTable:
         }
         moved = [ranges[index] for index in sorted(affected)]
         if ddl_events:
-            changes = self._staged_anew(spark, moved, changes.groups, ddl_events)
+            changes = self._staged_anew(spark, moved, changes.groups, ddl_events, new_events)
             ranges = ranges.without(affected)
         merges = merges_of(ranges, changes.groups, places_in(self.address, changes.groups))
         fold = Fold(
@@ -257,14 +255,18 @@ class CurrentTable:
         moved: Sequence[KeyRange],
         groups: Sequence[ChangeGroup],
         ddl_events: Sequence[DdlEvent],
+        new_events: Sequence[DdlEvent],
     ) -> ChangeReport:
-        """Stage rows of files, and changes, with the namespaces that DDL events give them."""
+        """Stage changes and rows of files again, with the namespaces that DDL events give them.
+
+        Rows have the effect of those that are not new.
+        """
         of_file, stage = attrgetter("path"), (self.address, self._epoch)
         by_file = groupby(sorted(groups, key=of_file), of_file)
         tasks = [partial(stage_moved, *stage, ddl_events, [*own]) for _, own in by_file]
-        events, columns = self.state.not_applied(ddl_events), self.form.base_columns
+        columns = self.form.base_columns
         files = (path for key_range in moved for path in key_range.paths)
-        tasks += [partial(stage_file, *stage, events, columns, path) for path in files]
+        tasks += [partial(stage_file, *stage, new_events, columns, path) for path in files]
         return ChangeReport.total(run_tasks(spark, ChangeReport, tasks))
 
     def _merge(
