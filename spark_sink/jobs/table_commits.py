@@ -109,6 +109,7 @@ class TableCommits:
         }
         columns = {BRONZE: self.rows, MESSAGES: dated_schema(MESSAGE_ROWS)}
         self._appended = {name: rows for name, rows in columns.items() if name in self._logs}
+        self._with_all = with_all_batches(self.record.tables)
 
     def planned(self, number: int) -> Batch:
         """Return a batch that the checkpoint has. Raises StreamError if its file is not whole."""
@@ -119,8 +120,7 @@ class TableCommits:
     def commit(self, spark: SparkSession | None, batch: Batch, written: TaskReport) -> None:
         """Commit what tasks have written of a batch, and its transactions and notifications.
 
-        Its `seconds` are set. The notifications are last: a batch whose notifications are written
-        is in all tables. Without `spark` the work is done in this process.
+        Its `seconds` are set. Without `spark` the work is done in this process.
         """
         end, seconds, logs = Offset.of(batch.offset), written.seconds, self._logs
         if self.findings is not None:
@@ -137,8 +137,7 @@ class TableCommits:
                 self._merge(self._current, spark, written.changes, batch, end)
         elif quarantined := written.parts.get(QUARANTINE):
             logs[QUARANTINE].append(quarantined, arrow_schema(UNAPPLIED), batch)
-        counts = counted.num_rows or TRANSACTIONS in with_all_batches(self.record.tables)
-        if TRANSACTIONS in logs and counts:
+        if TRANSACTIONS in logs and (counted.num_rows or TRANSACTIONS in self._with_all):
             with _timed(seconds, TRANSACTIONS):
                 logs[TRANSACTIONS].append_rows(counted, batch)
         if notified.num_rows:
