@@ -46,7 +46,8 @@ NOTIFICATION_COLUMNS = pa.schema(
 
 def with_all_batches(tables: Collection[str]) -> list[str]:
     """Return which of a job's tables get each batch, also one without rows: one at least."""
-    return [name for name in (BRONZE, MESSAGES, CURRENT) if name in tables] or [TRANSACTIONS]
+    usual = [name for name in (BRONZE, MESSAGES, CURRENT) if name in tables]
+    return usual or [name for name in tables if name == TRANSACTIONS]
 
 
 def dated_schema(rows: pa.Schema) -> pa.Schema:

@@ -91,7 +91,7 @@ class TableCommits:
 
     Args:
         epoch: the result of `take_over`.
-        form: of the current table; its columns may follow the documents.
+        form: of the current table, as the record has it; its columns may follow the documents.
         rows: the columns of bronze.
         findings: of a verifier of the current table; each batch commits them.
         keep_files: for how many seconds replaced files are kept for their readers; None: as long as
@@ -118,6 +118,7 @@ class TableCommits:
         }
         columns = {BRONZE: self.rows, MESSAGES: dated_schema(MESSAGE_ROWS)}
         self._appended = {name: rows for name, rows in columns.items() if name in self._logs}
+        self._with_all = with_all_batches(self.record.tables)
 
     def planned(self, number: int) -> Batch:
         """Return a batch that the checkpoint has. Raises StreamError if its file is not whole."""
@@ -128,8 +129,7 @@ class TableCommits:
     def commit(self, spark: SparkSession | None, batch: Batch, written: TaskReport) -> None:
         """Commit what tasks have written of a batch, and its transactions and notifications.
 
-        Its `seconds` are set. The notifications are last: a batch whose notifications are written
-        is in all tables. Without `spark` the work is done in this process.
+        Its `seconds` are set. Without `spark` the work is done in this process.
         """
         end, seconds, logs = Offset.of(batch.offset), written.seconds, self._logs
         if self.findings is not None:
@@ -146,8 +146,7 @@ class TableCommits:
                 self._merge(self._current, spark, written.changes, batch, end)
         elif quarantined := written.parts.get(QUARANTINE):
             logs[QUARANTINE].append(quarantined, arrow_schema(UNAPPLIED), batch)
-        counts = counted.num_rows or TRANSACTIONS in with_all_batches(self.record.tables)
-        if TRANSACTIONS in logs and counts:
+        if TRANSACTIONS in logs and (counted.num_rows or TRANSACTIONS in self._with_all):
             with _timed(seconds, TRANSACTIONS):
                 logs[TRANSACTIONS].append_rows(counted, batch)
         if notified.num_rows:
@@ -179,9 +178,8 @@ class TableCommits:
         scope = (
             TableScope((end.scope or Scope()).accepts, end.snapshots.gains) if reads_again else None
         )
-        creates = not self._appended  # else a table with a commit for each batch precedes it
         lost = () if self.findings is None else taken(self.findings.lost)
-        upsert = Upsert(changes, batch, self._logs[QUARANTINE], scope, creates, lost)
+        upsert = Upsert(changes, batch, self._logs[QUARANTINE], scope, lost)
         table.apply_staged(spark, upsert)
         form = table.form
         if form.document_schema is not None and form != self.form:

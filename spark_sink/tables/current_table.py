@@ -1,8 +1,9 @@
 """Delta tables with the documents of collections at a position in the stream.
 
-A batch is applied in three steps. *Plan* finds the files that have the keys of the batch. *Merge*
-writes them again in tasks. *Commit* gives the table the new files and its state at once. Until then
-readers see nothing of a batch, and a batch that ends early can be repeated.
+A batch is applied in three steps. *Plan* finds the files that have the keys of the batch; rows that
+a DDL event moves or removes become changes of the batch. *Merge* writes the files again in tasks.
+*Commit* gives the table the new files and its state at once. Until then readers see nothing of a
+batch, and a batch that ends early can be repeated.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import groupby
+from itertools import compress, groupby
 from operator import attrgetter
 
 import pyarrow as pa
@@ -29,7 +30,6 @@ from spark_sink.tables.ddl_events import (
     TableScope,
     ddl_event_of,
     renamed_by,
-    unread_after,
 )
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT, reported, reports_in, run_tasks
@@ -62,8 +62,6 @@ from spark_sink.tables.table_version import TableVersion
 
 # The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
-# Commits after which the files of versions that nobody reads any more are deleted.
-_COMMITS_PER_VACUUM = 20
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,6 @@ class Upsert:
             such an event raises StreamError.
         scope: the collections that the table must have whole; without it the state notes none that
             must be read again.
-        creates_quarantine: whether the table's first commit creates the quarantine as well, even an
-            empty one. So both begin with one batch, and a later start takes over both.
         lost: documents that the state notes as such.
     """
 
@@ -86,7 +82,6 @@ class Upsert:
     batch: Batch | None = None
     quarantine: DeltaLog | None = None
     scope: TableScope | None = None
-    creates_quarantine: bool = False
     lost: Sequence[LostDocument] = ()
 
 
@@ -228,20 +223,19 @@ class CurrentTable:
         before, scope, changes = self.state, upsert.scope, upsert.changes
         ddl_events = tuple(sorted(map(ddl_event_of, changes.ddl)))
         new_events = before.not_applied(ddl_events)
-        state, incomplete = before.after(changes, ddl_events), set(before.unread)
+        state = before.after(changes, ddl_events, scope)
+        incomplete = {*state.unread}
         if scope is not None:
-            unread = unread_after({**before.unread, **scope.unread}, new_events, scope.contains)
-            state = replace(state, unread=unread)
             targets = {event.target for event in ddl_events if event.target is not None}
-            incomplete = {*unread, *(name for name in targets if not scope.contains(*name))}
-        is_read = changes.groups or ddl_events or self._rewrites_all
+            incomplete |= {name for name in targets if not scope.contains(*name)}
+        is_read = changes.groups or ddl_events or self._rewrites_all(self.form)
         ranges = KeyRanges.of(self.log.files(), self.form.column) if is_read else KeyRanges()
         affected = {
             index for event in new_events for index in ranges.older(event.token, event.prefixes)
         }
         moved = [ranges[index] for index in sorted(affected)]
         if ddl_events:
-            changes = self._staged_anew(spark, moved, changes.groups, ddl_events)
+            changes = self._staged_anew(spark, moved, changes.groups, ddl_events, new_events)
             ranges = ranges.without(affected)
         merges = merges_of(ranges, changes.groups, places_in(self.address, changes.groups))
         fold = Fold(
@@ -254,10 +248,9 @@ class CurrentTable:
         partitions = frozenset(name for each in moved for name in each.partitions)
         return MergePlan(state, partitions, ranges, merges, fold)
 
-    @property
-    def _rewrites_all(self) -> bool:
-        """Whether all files are written again, because their columns do not fit the form."""
-        return self._stored is not None and self.form.rewrites(self._stored)
+    def _rewrites_all(self, form: TableForm) -> bool:
+        """Return whether all files are written again, because their columns do not fit a form."""
+        return self._stored is not None and form.rewrites(self._stored)
 
     def _staged_anew(
         self,
@@ -265,53 +258,71 @@ class CurrentTable:
         moved: Sequence[KeyRange],
         groups: Sequence[ChangeGroup],
         ddl_events: Sequence[DdlEvent],
+        new_events: Sequence[DdlEvent],
     ) -> ChangeReport:
-        """Stage rows of files, and changes, with the namespaces that DDL events give them."""
+        """Stage changes and rows of files again, with the namespaces that DDL events give them.
+
+        Rows have the effect of those that are not new.
+        """
         of_file, stage = attrgetter("path"), (self.address, self._epoch)
         by_file = groupby(sorted(groups, key=of_file), of_file)
         tasks = [partial(stage_moved, *stage, ddl_events, [*own]) for _, own in by_file]
-        events, columns = self.state.not_applied(ddl_events), self.form.base_columns
+        columns = self.form.base_columns
         files = (path for key_range in moved for path in key_range.paths)
-        tasks += [partial(stage_file, *stage, events, columns, path) for path in files]
+        tasks += [partial(stage_file, *stage, new_events, columns, path) for path in files]
         return ChangeReport.total(run_tasks(spark, ChangeReport, tasks))
 
     def _merge(
         self, spark: SparkSession | None, upsert: Upsert, plan: MergePlan
     ) -> tuple[TableForm, list[tuple[Merge, MergeReport]]]:
-        """Write the files of a plan, in tasks; return each merge with its report.
+        """Write the files of a plan, in tasks; return the table's next form, and what was written.
 
-        The form returned is one that all documents fit, and in which all files are.
+        If documents do not fit the form, it grows, and what the new one does not fit is written
+        again.
         """
+        form, pending = self.form, [*plan.merges, *self._other_merges(plan, self.form)]
+        done: list[tuple[Merge, MergeReport]] = []
+        while pending:
+            done += zip(pending, self._written(spark, upsert, plan, form, pending), strict=True)
+            wanted = [report.wanted for _, report in done if report.wanted is not None]
+            before, form = form, reduce(TableForm.grown, map(StructType.fromJson, wanted), form)
+            if form == before:
+                break
+            outdated = [form.rewrites(before) or report.wanted is not None for _, report in done]
+            pending = []
+            for merge, report in compress(done, outdated):
+                pending.append(merge)
+                Folder(self.address).remove(*(part.path for part in report.parts))
+                if upsert.quarantine is not None:
+                    paths = (part.path for part in report.problems)
+                    Folder(upsert.quarantine.address).remove(*paths)
+            done = [one for one, is_outdated in zip(done, outdated, strict=True) if not is_outdated]
+            if not self._rewrites_all(before):
+                pending += self._other_merges(plan, form)
+        return form, done
+
+    def _other_merges(self, plan: MergePlan, form: TableForm) -> list[Merge]:
+        """Return merges of the files that a plan does not write, if they do not fit a form."""
+        return merges_of_rest(plan.ranges, plan.merges) if self._rewrites_all(form) else []
+
+    def _written(
+        self,
+        spark: SparkSession | None,
+        upsert: Upsert,
+        plan: MergePlan,
+        form: TableForm,
+        merges: Sequence[Merge],
+    ) -> list[MergeReport]:
+        """Write the files of some merges of a plan, in a form."""
         quarantine = None
         if upsert.quarantine is not None and upsert.batch is not None:
             quarantine = upsert.quarantine.address, upsert.batch.number
-        form, wants_all = self.form, self._rewrites_all
-        written: list[tuple[Merge, MergeReport]] = []
-        rest = partial(merges_of_rest, plan.ranges, plan.merges)  # has as many as there are files
-        pending = [*plan.merges, *(rest() if wants_all else ())]
-        while pending:
-            task = partial(MergeTask, self.address, quarantine, fold=plan.fold)
-            tasks = [task(merge=merge, form=form, again=wants_all) for merge in pending]
-            session = spark if sum(merge.size for merge in pending) > _DRIVER_BYTES else None
-            reports = run_tasks(session, MergeReport, tasks, "files merged")
-            written += zip(pending, reports, strict=True)
-            wanted = [report.wanted for _, report in written if report.wanted is not None]
-            before, form = form, reduce(TableForm.grown, map(StructType.fromJson, wanted), form)
-            # What wants the new form is written again, or all if the columns written do not fit it.
-            every, kept, pending = form.rewrites(before), [], []
-            for merge, report in written:
-                if form == before or not (every or report.wanted is not None):
-                    kept.append((merge, report))
-                    continue
-                pending.append(merge)
-                Folder(self.address).remove(*(part.path for part in report.parts))
-                if quarantine is not None:
-                    Folder(quarantine[0]).remove(*(part.path for part in report.problems))
-            written = kept
-            if not wants_all and form.rewrites(self.form):
-                pending += rest()
-                wants_all = True
-        return form, written
+        again = self._rewrites_all(form)
+        tasks = [
+            MergeTask(self.address, quarantine, merge, plan.fold, form, again) for merge in merges
+        ]
+        session = spark if sum(merge.size for merge in merges) > _DRIVER_BYTES else None
+        return run_tasks(session, MergeReport, tasks, "files merged")
 
     def _commit(
         self,
@@ -347,15 +358,14 @@ class CurrentTable:
         names = [name for name in form.statistics_columns if name in form.file_schema.names]
         log.replace(parts, form.file_schema, state, replaced, names)
         self.state, self._stored, self.form = state, form, form
-        if log.version and log.version % _COMMITS_PER_VACUUM == 0:
-            with log.clean_up():
-                log.vacuum()
 
     def _quarantined(self, upsert: Upsert, problems: Sequence[PartFile]) -> Batch | None:
-        """Append events to the quarantine; return the batch, which knows whether it has some."""
+        """Append events to the quarantine; return the batch, which knows whether it has some.
+
+        Both tables begin with one batch, so that a later start takes over both.
+        """
         batch, quarantine = upsert.batch, upsert.quarantine
-        begins = upsert.creates_quarantine and not self.log.exists
-        if batch is None or quarantine is None or not (problems or begins):
+        if batch is None or quarantine is None or not (problems or not self.log.exists):
             return batch
         batch = batch.wrote(quarantine.name)
         quarantine.append(problems, arrow_schema(UNAPPLIED), batch)

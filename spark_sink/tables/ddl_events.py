@@ -10,9 +10,8 @@ and the state before it, so a batch that is repeated decides the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import bson
 
@@ -30,7 +29,8 @@ class DdlEvent:
     """A DDL event or the end of a snapshot, which affects rows with smaller tokens.
 
     `target` is the namespace that a rename gives to a collection. `collections` are those that a
-    snapshot has read, by database and name, None for all; `request` is the id of its request.
+    snapshot has read, by database and name, None for all; `request` is the id of its request, and
+    `read_until` is a token after all events whose results it may have read.
     """
 
     token: str
@@ -40,6 +40,7 @@ class DdlEvent:
     target: Namespace | None = None
     collections: tuple[Namespace, ...] | None = field(default=None, compare=False)
     request: str = ""
+    read_until: str = ""
 
     def result(self, database: str, collection: str) -> Namespace | None:
         """Return the new namespace of the rows of a namespace; None if the rows are removed."""
@@ -77,16 +78,14 @@ def ddl_event_of(event: bytes) -> DdlEvent:
     kind, token = document["operationType"], document["_id"]["_data"].upper()
     if kind == SNAPSHOT_END:
         token = high_water_mark(next_tick(document["clusterTime"]))
+        names = document.get("collections")
+        read = None if names is None else tuple(sorted((n["db"], n["coll"]) for n in names))
+        read_until = high_water_mark(next_tick(document["readUntil"]))
+        request = str(document.get("requested") or "")
+        return DdlEvent(token, kind, collections=read, request=request, read_until=read_until)
     ns, to = document.get("ns") or {}, document.get("to")
     target = (to["db"], to["coll"]) if to else None
-    places, request = (ns.get("db"), ns.get("coll")), str(document.get("requested", ""))
-    return DdlEvent(token, kind, *places, target, collections_of(document), request)
-
-
-def collections_of(snapshot_end: Mapping[str, Any]) -> tuple[Namespace, ...] | None:
-    """Return the databases and collections that a snapshot has read; None for all."""
-    names = snapshot_end.get("collections")
-    return None if names is None else tuple(sorted((name["db"], name["coll"]) for name in names))
+    return DdlEvent(token, kind, ns.get("db"), ns.get("coll"), target)
 
 
 def unread_after(

@@ -64,7 +64,8 @@ Each commit lists the log, which takes 2 µs for every commit in it on a local d
 _DAY = 24 * 3600
 _NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 """With the cleanup, each commit would look up the age of every commit before it."""
-_COMMITS_PER_CLEANUP = 100
+_COMMITS_PER_CLEANUP, _COMMITS_PER_VACUUM = 100, 20
+"""After how many commits expired ones are deleted, and files that commits have replaced."""
 _ORPHAN_HOURS = 7 * 24
 """The age at which a file that no commit names is deleted."""
 _EPOCHS = 2**40
@@ -278,6 +279,9 @@ class DeltaLog(TableVersion):
         if not filters and self._table is not None and _schema(schema) != self._table.schema():
             filters = [(name, "in", ["-"]) for name in self.partitions]  # which no file has
         self._write(parts, schema, state, filters, statistics_columns)
+        if self.version and self.version % _COMMITS_PER_VACUUM == 0:
+            with self.clean_up():
+                self.vacuum()
 
     def _write(
         self,

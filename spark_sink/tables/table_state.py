@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
-import bson
-
-from shard_client.bson.resume_token import cluster_time_of, high_water_mark, next_tick
+from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.dataclass_json import NewerVersionError, from_document, stored, to_document
 from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END
@@ -23,7 +21,7 @@ from spark_sink.snapshot.unread import (
     tokens_from,
 )
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.ddl_events import DdlEvent, collections_of
+from spark_sink.tables.ddl_events import DdlEvent, TableScope, unread_after
 from spark_sink.tables.staged_changes import ChangeReport
 
 _TOKENS = stored(write=tokens_document, read=tokens_from)
@@ -143,13 +141,16 @@ class TableState:
             document[_CLUSTER_TIME] = cluster_time_of(self.through).as_datetime().isoformat()
         return document
 
-    def after(self, read: ChangeReport, ddl_events: Sequence[DdlEvent]) -> TableState:
-        """Return the state after what tasks have read, with these DDL events."""
-        events = map(bson.decode, read.ddl)
-        ends = [event for event in events if event["operationType"] == SNAPSHOT_END]
+    def after(
+        self, read: ChangeReport, ddl_events: Sequence[DdlEvent], scope: TableScope | None = None
+    ) -> TableState:
+        """Return the state after what tasks have read, with these DDL events.
+
+        Without a scope no other collections become unread.
+        """
+        ends = [event for event in ddl_events if event.kind == SNAPSHOT_END]
         # The events after a snapshot of the mode begin at its time, though it may be read later.
-        begun = [end["clusterTime"] for end in ends if not end.get("requested")]
-        before = [high_water_mark(next_tick(time)) for time in begun] or [self.through]
+        before = [end.token for end in ends if not end.request] or [self.through]
         # A snapshot of some collections ends at a time that the stream may not have reached yet.
         reached = (event.token for event in ddl_events if event.collections is None)
         # Later events are beyond `through`, so that one mark stands for those up to there.
@@ -162,13 +163,17 @@ class TableState:
                 name: mark for name, mark in self.complete_in.items() if mark > self.through
             },
         )
-        return reduce(TableState._completed_by, ends, state)
+        state = reduce(TableState._completed_by, ends, state)
+        if scope is None:
+            return state
+        unread, events = {**self.unread, **scope.unread}, self.not_applied(ddl_events)
+        return replace(state, unread=unread_after(unread, events, scope.contains))
 
-    def _completed_by(self, end: Mapping[str, Any]) -> TableState:
+    def _completed_by(self, end: DdlEvent) -> TableState:
         """Return the state after the end of a snapshot, which has read whole collections."""
-        token, read = high_water_mark(next_tick(end["readUntil"])), collections_of(end)
+        token, read = end.read_until, end.collections
         gains = (gain for gain in self.unread if isinstance(gain, ScopeGain))
-        gained = [gain for gain in gains if gain.id == end.get("requested")]
+        gained = [gain for gain in gains if gain.id == end.request]
         completed: CollectionTokens = dict.fromkeys(gained or read or (), token)
         return replace(
             self,

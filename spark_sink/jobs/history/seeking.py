@@ -52,6 +52,10 @@ def seek(folder: JobFolder, to: str) -> str:
     wanted = AtTime(start.cluster_time) if isinstance(start, Token) else start
     gap, remark = _gap(folder, Offset.of(batch.begin, in_table=True), wanted, to)
     take_over(folder)  # a start on another machine may still run
+    if _next_batch(folder) != batch:
+        raise OptionError(
+            f"the job in {folder.address} has written a batch meanwhile: stop it, and seek again"
+        )
     return _leave_out(folder, batch, gap) + remark
 
 

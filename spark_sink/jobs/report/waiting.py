@@ -93,7 +93,7 @@ class _Tables:
         self._folder = folder
         names = folder.record().tables if folder.exists else ()
         self._states = {name: newest_state(folder.table(name)) for name in names}
-        self._ends = {n: self._states[n].batch.end for n in with_all_batches(names) if names}
+        self._ends = {n: self._states[n].batch.end for n in with_all_batches(names)}
 
     def have_signal(self, identifier: str) -> bool:
         """Return whether a batch has processed a signal."""

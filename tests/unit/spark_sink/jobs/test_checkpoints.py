@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from spark_sink.cli import job
 from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token, is_after, key_of
+from spark_sink.jobs.history import seeking
 from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.history.restoration import rebuild_table, restore_checkpoint
 from spark_sink.jobs.history.seeking import replace_lost_batch, seek
@@ -286,6 +287,20 @@ def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) 
     seek(folder, "400,1")
     with pytest.raises(OptionError, match="before the job's position"):
         seek(folder, "250,1")
+
+
+def test_a_seek_is_refused_if_a_start_elsewhere_writes_a_batch_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events of that batch would be in the one table, and left out for the others."""
+    folder = JobFolder(str(tmp_path))
+    folder.begin(JobRecord(tables=("bronze", "messages")))
+    for name in ("bronze", "messages"):
+        write(folder, 0, name)
+    monkeypatch.setattr(seeking, "take_over", lambda _: write(folder, 1))
+    with pytest.raises(OptionError, match="has written a batch meanwhile: stop it"):
+        seek(folder, "500,1")
+    assert DeltaLog(folder.table("bronze")).state().batch.offset == end_at(1)
 
 
 def planned(folder: JobFolder) -> Offset:

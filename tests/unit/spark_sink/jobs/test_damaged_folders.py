@@ -16,7 +16,7 @@ from spark_sink.jobs.checkpoint import Checkpoint
 from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.options.scope import Scope
-from spark_sink.tables import current_table, table_version
+from spark_sink.tables import delta_log, table_version
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.verification.verify_job import verify_job
 from tests.doubles.scripted_job import (
@@ -175,7 +175,7 @@ def test_a_reader_of_a_table_without_some_file_fails(name: str, job: Path, tmp_p
 def test_a_slow_reader_beside_a_vacuum_has_its_version_or_an_error(
     kept_seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(current_table, "_COMMITS_PER_VACUUM", 1)
+    monkeypatch.setattr(delta_log, "_COMMITS_PER_VACUUM", 1)
     stream, table = RandomChanges(1), tmp_path / "current"
     apply(table, [stream.change(number, n=0) for number in range(300)], 0)
     DeltaLog(str(table)).keep_files(kept_seconds)

@@ -25,7 +25,7 @@ from pyspark.sql.types import DoubleType, LongType, StringType, StructField, Str
 from spark_sink.errors import OptionError
 from spark_sink.rows.checksum import Checksum
 from spark_sink.rows.typed_documents import InferredDocuments, TypedDocuments
-from spark_sink.tables import current_table
+from spark_sink.tables import delta_log
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.places import KEY_RANGE
@@ -218,7 +218,7 @@ def actions_of(folder: Path, kind: str) -> list[dict[str, Any]]:
 def test_a_change_of_the_schema_that_is_killed_at_any_step_is_applied_once(
     step: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(current_table, "_COMMITS_PER_VACUUM", 1)
+    monkeypatch.setattr(delta_log, "_COMMITS_PER_VACUUM", 1)
     stream, folder = RandomChanges(3), tmp_path / "current"
     apply(folder, [stream.change(number, n=number, t="x" * 200) for number in range(100)], 0)
     before = dict(stream.collections)

@@ -162,7 +162,7 @@ def test_the_events_after_a_snapshot_that_is_read_late_are_new() -> None:
     end = {"_id": {"_data": marks[3]}, "operationType": "snapshotEnd"}
     end |= {"clusterTime": Timestamp(3, 0), "readUntil": Timestamp(8, 0)}
     found = bson.encode(end)
-    state = state.after(ChangeReport(ddl=[found]), [ddl_event_of(found)])
+    state = state.after(ChangeReport(), [ddl_event_of(found)])
     assert state.through == marks[3]
     assert state.not_applied([drop(marks[5], A)])
 
@@ -170,11 +170,8 @@ def test_the_events_after_a_snapshot_that_is_read_late_are_new() -> None:
 def test_collections_that_were_read_leave_the_state_once_the_stream_has_passed_them() -> None:
     """Otherwise each later commit would name them."""
     marks = [high_water_mark(Timestamp(second, 1)) for second in range(10)]
-    event = {"operationType": "snapshotEnd", "readUntil": Timestamp(5, 0), "requested": True}
-    event["collections"] = [{"db": "shop", "coll": name} for name in ("a", "b")]
-    state = TableState(("_id",), marks[1]).after(
-        ChangeReport(through=marks[3], ddl=[bson.encode(event)]), ()
-    )
+    end = DdlEvent(marks[2], "snapshotEnd", collections=(A, B), request="r", read_until=marks[5])
+    state = TableState(("_id",), marks[1]).after(ChangeReport(through=marks[3]), [end])
     assert state.complete_in == {A: marks[5], B: marks[5]}
     state = state.after(ChangeReport(through=marks[7]), ())  # of events before and after the mark
     assert state.complete_in == {A: marks[5], B: marks[5]}
