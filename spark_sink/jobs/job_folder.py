@@ -160,7 +160,7 @@ class JobFolder:
         old = self.record() if last is not None or self.exists else JobRecord()
         if last is not None:
             self._refuse(old, record, once=once)
-            if once and not last.end.is_in_snapshot:
+            if once and last.committed is not None and not last.end.is_in_snapshot:
                 raise OptionError(
                     f"the job in {self.address} has finished its snapshot: use another --out"
                 )

@@ -8,6 +8,7 @@ from typing import Any
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from spark_sink.jobs.history.restoration import restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, DEFAULT_TABLES, MESSAGES, TRANSACTIONS
@@ -45,6 +46,7 @@ def run_job(
     chosen = {**namespace_options(namespaces), "snapshotMode": "initial", **options}
     where = JobFolder(str(folder))
     kept = JobRecord(namespaces, chosen, tables, **record)
+    restore_checkpoint(where)
     where.begin(kept)
     written: dict[int, TaskReport] = {}
     job = JobQuery(where, kept, shop.uri, wrote=written.__setitem__)

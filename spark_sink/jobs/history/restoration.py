@@ -7,6 +7,7 @@ current table is made from the rows of bronze alone, so the oplogs need not cont
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 
@@ -14,6 +15,7 @@ from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import OptionError, StreamError
+from spark_sink.jobs.checkpoint import Checkpoint
 from spark_sink.jobs.history.point_in_time import bronze_at
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_query import table_form
@@ -41,30 +43,27 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     batch that only some of them have is repeated, and one that none of them has is planned again.
     Until they have a batch the checkpoint is kept, as it tells where the job begins; the result is
     None. Raises OptionError and StreamError as `newest_batch`, and OptionError if the checkpoint is
-    another job's, is damaged without a batch in the tables, or has one that no table has.
+    another job's, or is damaged without a batch in the tables.
     """
     if not folder.exists:
         return None
     checkpoint, (last, is_whole) = folder.checkpoint, newest_batch(folder)
-    try:
-        query, batches = checkpoint.query(), checkpoint.batches()
-    except StreamError as error:
-        if not last.query:
+    if not last.query:
+        try:
+            checkpoint.query(), checkpoint.batches()
+        except StreamError as error:
             raise OptionError(
                 f"{error}. But these contain no batch yet to continue from: remove the "
                 f"folder {checkpoint.address}, and start the job again"
             ) from None
-        query, batches = None, []
-    if not last.query:
-        if any(batch.committed for batch in batches):
-            raise _lacks_batches(folder, with_all_batches(folder.record().tables)[0])
         checkpoint.remove_checksums()
         return None
-    if query not in (None, last.query):
-        raise OptionError(
-            f"the checkpoint {checkpoint.address} is not that of the tables in {folder.address}: "
-            "remove it, and the next start makes it again from the tables"
-        )
+    with suppress(StreamError):  # it is damaged
+        if checkpoint.query() not in (None, last.query):
+            raise OptionError(
+                f"the checkpoint {checkpoint.address} is not that of the tables in "
+                f"{folder.address}: remove it, and the next start makes it again from the tables"
+            )
     offsets = {last.number - 1: last.begin} if last.number else {}
     offsets[last.number] = last.offset
     checkpoint.write(last.query, offsets, last.number if is_whole else last.number - 1)
@@ -74,8 +73,8 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
 def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
     """Return the newest batch of a job's tables, and whether all of them have it.
 
-    Raises OptionError if a table lacks an earlier batch, or if the tables are not of one query, and
-    StreamError if an older version of a table was restored.
+    Raises OptionError if a table lacks an earlier batch, or one that Spark has committed, or if the
+    tables are not of one query, and StreamError if an older version of a table was restored.
     """
     by_table: dict[str, Batch] = {}
     for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFICATIONS: None}:
@@ -88,9 +87,23 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
             f"the tables of the job in {folder.address} are not of one query: restore the folder "
             "from a backup, or start the job in another one"
         )
-    if lacking := lacking_tables(by_table, last.number - 1):
+    done = max(last.number - 1, _committed(folder.checkpoint, last))
+    if lacking := lacking_tables(by_table, done):
         raise _lacks_batches(folder, lacking[0])
     return last, not lacking_tables(by_table, last.number)
+
+
+def _committed(checkpoint: Checkpoint, last: Batch) -> int:
+    """Return the newest batch that a checkpoint shows to have been in all tables; -1 for none.
+
+    `last` is the newest batch of the tables; a checkpoint of another query or start shows nothing.
+    """
+    with suppress(StreamError):
+        batch = checkpoint.last_committed()
+        if batch is not None and last.query in ("", checkpoint.query()):
+            is_other = batch.number == last.number and batch.offset != last.offset
+            return -1 if is_other else batch.number
+    return -1
 
 
 def lacking_tables(by_table: Mapping[str, Batch], done: int) -> list[str]:

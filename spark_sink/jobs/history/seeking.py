@@ -95,13 +95,16 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
 def _leave_out(folder: JobFolder, batch: Batch, gap: Offset) -> str:
     """Let a batch that some table lacks leave out events; return where it ends."""
     assert gap.time is not None
-    for name in (*APPENDED, CURRENT):
-        log = DeltaLog(folder.table(name))
+    logs = {name: DeltaLog(folder.table(name)) for name in (*APPENDED, CURRENT)}
+    newest = {name: log.state().batch.number for name, log in logs.items()}
+    for name, log in logs.items():
         own = log.state().batch
+        # What the batch has not written yet it will not write.
+        written = {n: k for n, k in own.written.items() if k <= newest[n]}
         if own.number == batch.number:
-            log.amend(replace(own, offset=gap.document))
+            log.amend(replace(own, offset=gap.document, written=written))
         elif name == NOTIFICATIONS:
-            noted = replace(batch, offset=gap.document, written=own.written)
+            noted = replace(batch, offset=gap.document, written=written)
             log.append([], NOTIFICATION_COLUMNS, noted)
     return gap.time.as_datetime().isoformat()
 

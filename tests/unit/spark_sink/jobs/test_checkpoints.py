@@ -303,6 +303,21 @@ def test_a_seek_is_refused_if_a_start_elsewhere_writes_a_batch_meanwhile(
     assert DeltaLog(folder.table("bronze")).state().batch.offset == end_at(1)
 
 
+def test_a_batch_that_is_left_out_names_no_table_that_it_will_not_write(tmp_path: Path) -> None:
+    """Otherwise each later start is refused, as that table seems to lack the batch."""
+    folder = JobFolder(str(tmp_path))
+    folder.begin(JobRecord(tables=("bronze", "current", "transactions")))
+    write(folder, 0)
+    write(folder, 0, "current")
+    rows, end, begin = pa.table({"token": ["a"]}), end_at(1), end_at(0)
+    batch = Batch("q", 1, end, begin, written={"transactions": 1, "quarantine": 1})
+    for name in ("bronze", "quarantine"):  # then the job was killed
+        DeltaLog(folder.table(name)).append_rows(rows, batch)
+    seek(folder, "500,1")
+    for name in ("bronze", "quarantine"):
+        assert DeltaLog(folder.table(name)).state().batch.written == {"quarantine": 1}
+
+
 def planned(folder: JobFolder) -> Offset:
     """Return the end of batch 1, which the next start repeats."""
     assert restore_checkpoint(folder) == 1
@@ -365,9 +380,10 @@ def test_a_batch_in_progress_that_the_oplogs_have_lost_is_left_out(
     monkeypatch.setattr(RouterClient, "require_history", Mock(side_effect=history))
     monkeypatch.setattr(RouterClient, "present", lambda _: Timestamp(400, 1))
     folder = JobFolder(str(tmp_path))
-    folder.begin(JobRecord(tables=("bronze",), options={"snapshotMode": mode}))
+    folder.begin(JobRecord(tables=("bronze", "messages"), options={"snapshotMode": mode}))
+    write(folder, 0, "messages")
     end = Offset(AtTime(Timestamp(300, 1)), events=events).document
-    batch = Batch("q", 1, end, end_at(100), written={"transactions": 1})  # which lacks it
+    batch = Batch("q", 1, end, end_at(100))
     DeltaLog(folder.table("bronze")).append_rows(pa.table({"token": ["a"]}), batch)
     replace_lost_batch(folder, "mongodb://127.0.0.1:1")
     at = planned(folder)

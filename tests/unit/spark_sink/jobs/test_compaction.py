@@ -198,7 +198,7 @@ def test_old_files_are_deleted_and_counted_once(tmp_path: Path) -> None:
     log = DeltaLog(folder.table(CURRENT))
     log.keep_files(0)
     assert [log.vacuum(), log.vacuum()] == [4, 0]
-    assert list(compact_tables(folder)) == [f"{CURRENT}: 0 old files deleted"]
+    assert list(compact_tables(folder))[-1] == f"{CURRENT}: 0 old files deleted"
     assert documents_in(tmp_path / CURRENT) == stream.collections
 
 

@@ -102,8 +102,11 @@ def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
     running = to_document(SnapshotQueue(requests=(request,)))
     fake_job(tmp_path / "a", snapshots=running).begin(record, once=True)
     ended = to_document(SnapshotQueue(batch=BatchPart(ending=request)))
+    done = fake_job(tmp_path / "b", snapshots=ended)
+    done.begin(record, once=True)  # it was killed in the last batch, which is repeated
+    done.checkpoint.write("q", {0: done.checkpoint.offset(0)}, 0)
     with pytest.raises(OptionError, match="has finished its snapshot"):
-        fake_job(tmp_path / "b", snapshots=ended).begin(record, once=True)
+        done.begin(record, once=True)
 
 
 def test_a_job_keeps_the_options_of_its_messages(tmp_path: Path) -> None:
