@@ -245,12 +245,12 @@ class EventPlanner:
         Return `candidate` itself if no event follows and all shards have passed it, and None if
         neither is known in time.
         """
-        with closing(self._stream(candidate)) as stream:
-            stream.max_await = _END_TIMEOUT
-            keys, reached = stream.next_run().keys, stream.position
-        if keys:
-            end = AtTime(cluster_time_of(keys[0]))
-        elif reached is not None and reached.cluster_time > candidate.time:
+        ahead = Lookahead(self._stream(candidate), self._clock)
+        with closing(ahead):
+            ahead.read_sample(1, _END_TIMEOUT)
+        if ahead.tokens:
+            end = AtTime(ahead.tokens[0].cluster_time)
+        elif ahead.position is not None and ahead.position.cluster_time > candidate.time:
             end = candidate
         else:
             return None

@@ -70,24 +70,24 @@ class Lookahead:
         """Kill the cursor; a later read opens another one."""
         self._cursor.close()
 
-    def read_sample(self, wanted: int) -> None:
+    def read_sample(self, wanted: int, patience: float = FIRST_EVENT_TIMEOUT) -> None:
         """Read until the stream is idle, the time is over, or there are `wanted` events.
 
-        Wait for the first event for FIRST_EVENT_TIMEOUT, and then sample for SAMPLE_SECONDS.
+        Wait for the first event for `patience` seconds, and then sample for SAMPLE_SECONDS.
         """
         tokens, cursor, begun_at = self.tokens, self._cursor, self._clock()
         until = begun_at + SAMPLE_SECONDS
         self.is_idle = False
         while len(tokens) < wanted and not self.is_idle:
             is_first = not tokens
-            cursor.max_await = FIRST_EVENT_TIMEOUT if is_first else IDLE_AFTER
+            cursor.max_await = patience if is_first else IDLE_AFTER
             has_read, now = self._read(), self._clock()
             if is_first:
                 until = now + SAMPLE_SECONDS
             if has_read and now >= until and self._spans_several_times:
                 return
             if not has_read:
-                if not tokens and now - begun_at >= FIRST_EVENT_TIMEOUT:
+                if not tokens and now - begun_at >= patience:
                     return
                 self.is_idle = bool(tokens)
                 cursor.require_progress(begun_at)
