@@ -15,8 +15,12 @@ batch. So planning costs about the same for batches of all sizes:
    estimated end, the batch ends there.
 3. If there is no such end, the events are counted.
 
-After a batch that ends within the sample, the cursor reads on with the next one. Otherwise it is
-closed: the router would read ahead for it while tasks read.
+Between two batches, one of these is known of the events after the planned one:
+
+- Fresh: nothing. It is so at first, and when a batch does not begin where the planned one ends.
+- Sampled: what was read beyond the planned end. The cursor reads on.
+- Jumped: the sample from the probe of the estimated end. Its cursor is closed until it is read
+  again: the router would read ahead for it while tasks read.
 """
 
 from __future__ import annotations
@@ -59,6 +63,8 @@ _END_TIMEOUT = 0.1
 _END_ATTEMPTS = 2
 # The most events that are counted.
 _MAX_COUNTED = 20_000
+# Events after an estimated end that are enough to estimate the next one.
+_END_SAMPLE = 100
 # The most ranges of a batch.
 _MAX_RANGES = 64
 
@@ -201,6 +207,9 @@ class EventPlanner:
         least: float,
     ) -> tuple[Position, int | None]:
         """Return where the batch that begins with a lookahead ends, and its size if known."""
+        has_sample = len(ahead.tokens) >= _END_SAMPLE and self._event_rate.is_known
+        if has_sample and (end := self._estimated_end(ahead, most, stop)) is not None:
+            return end, most
         wanted = SAMPLE_SIZE if most is None else min(SAMPLE_SIZE, most + 1)
         if stop is None:
             ahead.read_sample(wanted)
@@ -240,14 +249,15 @@ class EventPlanner:
         return None
 
     def _probe_end(self, candidate: AtTime, stop: AtTime | None) -> Position | None:
-        """Return the time of the first event at or after `candidate`, where a new read begins.
+        """Return the time of the first event at or after `candidate`, where a new sample begins.
 
         Return `candidate` itself if no event follows and all shards have passed it, and None if
         neither is known in time.
         """
         ahead = Lookahead(self._stream(candidate), self._clock)
         with closing(ahead):
-            ahead.read_sample(1, _END_TIMEOUT)
+            ahead.read_sample(_END_SAMPLE, _END_TIMEOUT)
+        ahead.is_idle = False  # the cursor is closed, and what follows the batch was read later
         if ahead.tokens:
             end = AtTime(ahead.tokens[0].cluster_time)
         elif ahead.position is not None and ahead.position.cluster_time > candidate.time:
@@ -255,6 +265,7 @@ class EventPlanner:
         else:
             return None
         self.close()
+        self._ahead = ahead
         return end if stop is None or is_after(stop, end) else stop
 
     def _bounds(
