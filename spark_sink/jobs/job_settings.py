@@ -301,9 +301,17 @@ def schema_in(given: str) -> str:
     """Return "none", "infer", or the schema in the file of --schema. Raises OptionError."""
     if given in ("none", "infer"):
         return given
+    from spark_sink.rows.row_schema import is_json_schema, require_types
+
     try:
-        return Path(given).read_text()
+        text = Path(given).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(
             f"--schema must be infer, none, or a file that can be read, not {given!r}", error
         ) from None
+    try:
+        if not is_json_schema(text):
+            require_types(text)
+    except ValueError as error:
+        raise OptionError(f"--schema {given}: {error}") from None
+    return text

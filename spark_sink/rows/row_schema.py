@@ -31,8 +31,15 @@ _KINDS: dict[str, DataType] = {
 }  # fmt: skip
 
 _NOT_NULL = re.compile(r"\bNOT\s+NULL\b", re.IGNORECASE)
-# Comments and quoted names, in which any character may be.
+# Comments and quoted names, in which any character may be; a field with its type, in DDL.
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|`[^`]*`")
+_FIELD = re.compile(r"\s*(\w+)\s*(?::|\s)\s*(\w+)")
+_TYPES = re.compile(
+    "ARRAY|BIGINT|BINARY|BOOLEAN|BYTE|CHAR|CHARACTER|DATE|DEC|DECIMAL|DOUBLE|FLOAT|INT|INTEGER|"
+    "INTERVAL|LONG|MAP|NUMERIC|REAL|SHORT|SMALLINT|STRING|STRUCT|TIME|TIMESTAMP|TIMESTAMP_LTZ|"
+    "TIMESTAMP_NTZ|TINYINT|VARCHAR|VARIANT|VOID",
+    re.IGNORECASE,
+)
 _NULLABLE = re.compile(r'("(?:nullable|containsNull|valueContainsNull)"): ?false')
 
 
@@ -74,17 +81,34 @@ def row_schema(
 
 
 def document_schema(text: str) -> str:
-    """Return a schema of documents as an option: JSON, or DDL, which only Spark's JVM can parse.
-
-    Raises ValueError.
-    """
+    """Return a schema of documents as an option: Spark's DDL or its JSON. Raises ValueError."""
     if not text.strip():
         raise ValueError("must not be empty")
     if is_json_schema(text):
         TypedDocuments(schema_from_json(text))
     elif _NOT_NULL.search(_QUOTED.sub("", text)):
         raise ValueError("every field may be missing in a document: remove NOT NULL")
+    else:
+        require_types(text)
     return text
+
+
+def require_types(ddl: str) -> None:
+    """Raise ValueError for a field without a type of Spark.
+
+    Spark's own error quotes the schema of whole rows, which the user has not written.
+    """
+    plain = _QUOTED.sub("quoted", ddl)
+    while (inner := re.sub(r"<[^<>]*>|\([^()]*\)", "", plain)) != plain:
+        plain = inner
+    if alone := re.search(r"[<>()]", plain):
+        raise ValueError(f"a {alone[0]!r} has no counterpart in {ddl.strip()!r}")
+    for part in plain.split(","):
+        field = _FIELD.match(part)
+        if field is None:
+            raise ValueError(f"{part.strip()!r} is not a name and a type, such as: n BIGINT")
+        if not _TYPES.fullmatch(field[2]):
+            raise ValueError(f"{field[2]!r}, the type of {field[1]!r}, is no type of Spark")
 
 
 def is_json_schema(text: str) -> bool:

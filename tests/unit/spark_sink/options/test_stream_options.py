@@ -192,6 +192,10 @@ def test_a_token_to_start_after_is_parsed(name, text):
         ),
         ({"documents": "typed"}, "typed requires option 'documentSchema'"),
         ({"documentSchema": "n INT"}, "'documentSchema' is for documents=typed"),
+        (
+            {"documents": "typed", "documentSchema": "n INT, total STRNG"},
+            "'documentSchema': 'STRNG', the type of 'total', is no type of Spark",
+        ),
         ({"maxBytesPerTrigger": "much"}, "a number of bytes such as 64m"),
         *(
             ({"fullDocument": "updateLookup", "pipeline": json.dumps(stages)}, "not be repeated")
