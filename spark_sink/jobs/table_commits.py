@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -30,7 +30,6 @@ from spark_sink.jobs.job_tables import (
 from spark_sink.jobs.task_writer import TaskReport
 from spark_sink.options.scope import Scope
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.snapshot.unread import LostDocument
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
@@ -40,8 +39,6 @@ from spark_sink.tables.merge_task import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_staged
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
-
-_Item = TypeVar("_Item")
 
 
 def take_over(folder: JobFolder) -> int:
@@ -69,20 +66,14 @@ class Findings:
         self.verified = verified
         self.gone = SimpleQueue[Mapping[str, Any]]()
         """Rows of KEYED, which delete documents: the next batch applies them."""
-        self.lost = SimpleQueue[LostDocument]()
-        """Documents that the table lacks after the next batch, so that the job reads them."""
         self._address = address
 
     def removals(self) -> ChangeReport:
         """Return the changes in `gone`, each once."""
+        gone = [self.gone.get() for _ in range(self.gone.qsize())]
         stage = ChangeStage(self._address)
-        stage.add_keyed(pa.RecordBatch.from_pylist(taken(self.gone), arrow_schema(KEYED)))
+        stage.add_keyed(pa.RecordBatch.from_pylist(gone, arrow_schema(KEYED)))
         return stage.close()
-
-
-def taken(waiting: SimpleQueue[_Item]) -> list[_Item]:
-    """Take what waits in a queue."""
-    return [waiting.get() for _ in range(waiting.qsize())]
 
 
 @dataclass
@@ -178,9 +169,7 @@ class TableCommits:
         scope = (
             TableScope((end.scope or Scope()).accepts, end.snapshots.gains) if reads_again else None
         )
-        lost = () if self.findings is None else taken(self.findings.lost)
-        upsert = Upsert(changes, batch, self._logs[QUARANTINE], scope, lost)
-        table.apply_staged(spark, upsert)
+        table.apply_staged(spark, Upsert(changes, batch, self._logs[QUARANTINE], scope))
         form = table.form
         if form.document_schema is not None and form != self.form:
             # No row may have the columns of deleted documents.

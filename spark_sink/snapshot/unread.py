@@ -15,9 +15,9 @@ from spark_sink.snapshot.selections import Namespace, ScopeGain
 
 @dataclass(frozen=True)
 class LostDocument:
-    """A document that a table lacks since an event, or a verification, with `token`.
+    """A document that a table lacks, because an event's update could not be applied to it.
 
-    `key` is its `_id` as canonical extended JSON.
+    `key` is its `_id` as canonical extended JSON, `token` the event's.
     """
 
     database: str

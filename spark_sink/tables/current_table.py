@@ -24,7 +24,6 @@ from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.snapshot.unread import LostDocument
 from spark_sink.tables.ddl_events import (
     DdlEvent,
     TableScope,
@@ -75,14 +74,12 @@ class Upsert:
             such an event raises StreamError.
         scope: the collections that the table must have whole; without it the state notes none that
             must be read again.
-        lost: documents that the state notes as such.
     """
 
     changes: ChangeReport
     batch: Batch | None = None
     quarantine: DeltaLog | None = None
     scope: TableScope | None = None
-    lost: Sequence[LostDocument] = ()
 
 
 @dataclass(frozen=True)
@@ -341,13 +338,12 @@ class CurrentTable:
         replaced = plan.moved.union(*(merge.base.partitions for merge, _ in written))
         new = {part.partition[KEY_RANGE] for part in parts}
         state, added = plan.state, sum((report.added for report in reports), NO_ROWS)
-        lost = [*upsert.lost]
         if upsert.scope is not None:
+            lost = (document for report in reports for document in report.lost)
             contains = upsert.scope.contains
-            found = (document for report in reports for document in report.lost)
-            lost += (each for each in found if contains(*each.namespace))
+            state = state.with_lost([each for each in lost if contains(*each.namespace)])
         state = replace(
-            state.with_lost(lost),
+            state,
             checksum=state.checksum + added,
             partitions=state.partitions ^ partition_digest(replaced) ^ partition_digest(new),
             batch=state.batch if batch is None else batch,

@@ -6,6 +6,7 @@ round that the job's end has interrupted continues with the next start.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,9 @@ from spark_sink.jobs.job_tables import CURRENT
 from spark_sink.jobs.report.status import verified_line
 from spark_sink.jobs.table_commits import Findings
 from spark_sink.options.stream_options import parse_options
-from spark_sink.snapshot.unread import LostDocument
+from spark_sink.snapshot.plan import filter_of
+from spark_sink.snapshot.signal import EXECUTE
+from spark_sink.snapshot.signal_channels import send
 from spark_sink.tables.keyed_rows import EVENT
 from spark_sink.tables.state_files import newest_state
 from spark_sink.tables.table_state import TableState
@@ -35,6 +38,8 @@ from spark_sink.verification.collection_comparison import ROUND, Comparison, doc
 
 # The most differences of a round that are repaired, and shown.
 _MOST_KEPT, _SHOWN = 1_000, 20
+# The most characters of names and keys in a signal: longer filters are refused.
+_SIGNAL_CHARACTERS = 15_000
 _POLL_SECONDS = 0.5
 # Seconds from a failure of a round to its continuation.
 _RETRY_SECONDS = 30.0
@@ -54,8 +59,8 @@ class Verifier:
 
     Args:
         options: of the source, with `uri`, that `require_document_filters` has accepted.
-        settings: with `verify_every`; `repair` lets batches read the keys that differ again, and
-            remove documents that are gone.
+        settings: with `verify_every`; `repair` requests a snapshot of the keys that differ, and
+            removes documents that are gone.
         done: called after each round with the time through which it has verified, in seconds since
             1970, and the numbers of rows compared and of keys that differ.
 
@@ -117,9 +122,11 @@ class Verifier:
             token = row["token"] or "none"
             say(f"difference: {row['namespace']} {row['key']} {fields} (token {token})")
         if self._settings.repair:
-            self._repair(compared.first, compared.through)
-            if later := compared.count - len(compared.first):
-                now = len(compared.first)
+            extra = [row for row in compared.first if row["difference"] == "extra"]
+            self._remove(extra, compared.through)
+            others = [row for row in compared.first if row["difference"] != "extra"]
+            now = len(extra) + self._request(others)
+            if later := compared.count - now:
                 say(f"repair: {now:,} differences now, {later:,} in the next rounds")
         self.findings.verified = {
             "through": compared.begin,
@@ -130,21 +137,39 @@ class Verifier:
         say(f"verified {verified_line(self.findings.verified)}")
         self._done(compared.through.time, compared.rows, compared.count)
 
-    def _repair(self, differences: Sequence[Mapping[str, Any]], when: Timestamp) -> None:
-        """Let the next batch remove rows whose documents are gone, and read all others again.
-
-        The documents did, or did not, exist at or after a cluster time.
-        """
-        token = high_water_mark(after(when).time)
+    def _remove(self, differences: Sequence[Mapping[str, Any]], when: Timestamp) -> None:
+        """Let the next batch remove documents that did not exist at or after a cluster time."""
         payload = bson.encode({"operationType": "delete"})
-        delete = {"documentKey": None, "token": token, "kind": EVENT, "payload": payload}
+        change = {"token": high_water_mark(after(when).time), "kind": EVENT, "payload": payload}
         for row in differences:
             database, _, name = row["namespace"].partition(".")
-            if row["difference"] == "extra":
-                place = "\0".join((database, name, row["key"]))
-                self.findings.gone.put({"place": place, **delete})
-            else:
-                self.findings.lost.put(LostDocument(database, name, row["key"], token))
+            place = "\0".join((database, name, row["key"]))
+            self.findings.gone.put({"place": place, "documentKey": None, **change})
+
+    def _request(self, differences: Sequence[Mapping[str, Any]]) -> int:
+        """Request a snapshot of documents that the table lacks, or has in another version.
+
+        There is one signal, so that the query never refuses one of many. Return the number of
+        differences that it has room for.
+        """
+        keys, count, room = dict[str, list[str]](), 0, _SIGNAL_CHARACTERS
+        for row in differences:
+            name = row["namespace"]
+            size = len(row["key"]) + (0 if name in keys else 2 * len(name))
+            if keys and size > room:
+                break
+            keys.setdefault(name, []).append(row["key"])
+            count, room = count + 1, room - size
+        if keys:
+            patterns = {name: re.escape(name) for name in keys}
+            data: dict[str, Any] = {"data-collections": [*patterns.values()]}
+            if room >= 0:  # else the only key is too long, and the whole collection is read
+                data["additional-conditions"] = [
+                    {"data-collection": pattern, "filter": filter_of(keys[name])}
+                    for name, pattern in patterns.items()
+                ]
+            send(self._folder.signals, {"type": EXECUTE, "data": data})
+        return count
 
 
 def _has_all_documents(state: TableState) -> bool:

@@ -11,10 +11,7 @@ import bson
 from deltalake import DeltaTable
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from spark_sink.jobs.job_source import JobOutput
-from spark_sink.jobs.job_tables import CURRENT
-from spark_sink.jobs.table_commits import Findings, taken
-from spark_sink.jobs.task_writer import TaskTables
+from spark_sink.jobs.table_commits import Findings
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.tables.current_table import CurrentTable, Upsert
@@ -98,8 +95,7 @@ class TableQuery:
         findings: Findings | None = None,
     ) -> None:
         self.options = options
-        tables = TaskTables({} if findings is None else {CURRENT: target})
-        self.reader = MergerouterStreamReader(options, begun, JobOutput(tables))
+        self.reader = MergerouterStreamReader(options, begun)
         self._target, self._most, self._findings = target, most, findings
         last = DeltaLog(target).state().batch
         self.offset: Row = {**last.offset} or self.reader.initialOffset()
@@ -132,9 +128,9 @@ class TableQuery:
             if findings is not None:
                 batch = replace(batch, verified=findings.verified)
                 changed.append(findings.removals())
-            lost = [] if findings is None else taken(findings.lost)
-            upsert = Upsert(ChangeReport.total(changed), batch, lost=lost)
-            CurrentTable(self._target).apply_staged(None, upsert)
+            CurrentTable(self._target).apply_staged(
+                None, Upsert(ChangeReport.total(changed), batch)
+            )
         self.reader.commit(end)
         self.offset = end
         return end

@@ -84,7 +84,7 @@ def test_differences_are_found_and_repaired(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shop.insert(30)
-    # A pattern that is its name does not match it, and `_id`s are long.
+    # A pattern that is its name does not match it, and a filter with two `_id`s is too long.
     items = shop.client[shop.database]["items[1"]
     items.insert_many([{"_id": f"{n}{'x' * 21_000}"} for n in range(3)])
     folder, metrics = JobFolder(str(tmp_path)), JobMetrics()
@@ -96,7 +96,7 @@ def test_differences_are_found_and_repaired(
     job.close()
 
     damage(folder.table("current"), damaged)
-    # Its repair would hide it.
+    # Its requests for repair would outlive it.
     job = QuickJob(spark, shop, folder, metrics, repair=False)
     found = job.verifier.findings
     job.until(lambda: job.has_found(4), "the differences")

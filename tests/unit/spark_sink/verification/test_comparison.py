@@ -5,26 +5,27 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import bson
 import pyarrow as pa
 import pytest
+from bson import json_util
 from bson.datetime_ms import DatetimeMS
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 
-from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import StreamError
 from spark_sink.events.slices import fields_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_settings import JobSettings
-from spark_sink.jobs.table_commits import taken
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.extended_json import canonical_json
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
+from spark_sink.snapshot.selections import CollectionPatterns
+from spark_sink.snapshot.signal import signal_of
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.key_ranges import KeyRanges
@@ -205,23 +206,32 @@ def test_a_round_that_fails_is_told_and_goes_on(
     assert "verification continues in 0 s: no kernel\n" in capsys.readouterr().err
 
 
-def test_a_round_lets_the_job_read_again_what_differs(
+def test_a_round_requests_its_repair_by_one_signal_that_no_query_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = {"namespace": "shop.orders", "fields": [], "token": None}
-    kinds = ["missing", "different", "doubled", "extra"]
-    first = tuple({**row, "key": f'"{kind}"', "difference": kind} for kind in kinds)
-    plan, no_spark = SnapshotPlan(Timestamp(5, 1), ended=True), cast("Any", None)
-    compared = Compared("", "", Timestamp(5, 1), plan=plan, count=1000, first=first)
+    """A query takes two signals with a batch, and refuses those beyond 20,000 characters."""
+    oid, plan = "65a1b2c3d4e5f607", SnapshotPlan(Timestamp(5, 1), ended=True)
+    no_spark: Any = None
+    rows: list[dict[str, Any]] = [
+        {"namespace": f"shop.orders{n // 5}", "key": f'{{"$oid":"{oid}{n:08x}"}}', "fields": []}
+        for n in range(1000)
+    ]
+    different = tuple({**row, "difference": "different", "token": None} for row in rows)
+    compared = Compared("", "", Timestamp(5, 1), plan=plan, count=1000, first=different)
     comparison = SimpleNamespace(compare=lambda *_: compared)
     monkeypatch.setattr("spark_sink.verification.rounds.Comparison", lambda *_: comparison)
     monkeypatch.setattr("spark_sink.verification.rounds._has_all_documents", lambda _: True)
     options = {"uri": "mongodb://router", "database": "shop"}
     settings = JobSettings.model_validate({"out": "x", "verify-every": "1h", "repair": True})
-    with Verifier(no_spark, JobFolder(str(tmp_path)), options, settings) as verifier:
-        wait_for(lambda: verifier.findings.verified, "a round")
-    lost, gone = taken(verifier.findings.lost), taken(verifier.findings.gone)
-    assert [document.key for document in lost] == ['"missing"', '"different"', '"doubled"']
-    assert [row["place"] for row in gone] == ['shop\0orders\0"extra"']
-    assert cluster_time_of(lost[0].token) > compared.through
-    assert "repair: 4 differences now, 996 in the next" in capsys.readouterr().err
+    folder = JobFolder(str(tmp_path))
+    with Verifier(no_spark, folder, options, settings):
+        wait_for((tmp_path / "signals").exists, "a signal")
+    [path] = (tmp_path / "signals").iterdir()
+    document = json_util.loads(path.read_text())
+    signal = signal_of(document["id"], document)
+    request = CollectionPatterns(signal.collections, signal.conditions)
+    assert 10_000 < request.characters < 20_000
+    chosen = request.condition("shop.orders1")
+    assert chosen == filter_of([row["key"] for row in rows[5:10]])
+    now = sum(len(c.document["_id"]["$in"]) for c in signal.conditions)
+    assert f"repair: {now} differences now, {1000 - now} in the next" in capsys.readouterr().err
