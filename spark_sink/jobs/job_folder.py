@@ -159,7 +159,8 @@ class JobFolder:
         last = self.checkpoint.last_planned()
         old = self.record() if last is not None or self.exists else JobRecord()
         if last is not None:
-            self._refuse(old, record, once=once)
+            is_first = last.number == 0 and last.committed is None
+            self._refuse(old, record, once=once, begins=is_first)
             if once and last.committed is not None and not last.end.is_in_snapshot:
                 raise OptionError(
                     f"the job in {self.address} has finished its snapshot: use another --out"
@@ -198,7 +199,7 @@ class JobFolder:
         self._write(replace(record, checkpoint=self._chosen, since=ABOVE_ALL_TOKENS))
         say("job.json was damaged, and has the arguments of this start now")
 
-    def _refuse(self, old: JobRecord, new: JobRecord, *, once: bool) -> None:
+    def _refuse(self, old: JobRecord, new: JobRecord, *, once: bool, begins: bool) -> None:
         fixed = [
             ("writes the tables", set(old.tables), set(new.tables)),
             ("has the columns of --schema", {_kind(old.schema)}, {_kind(new.schema)}),
@@ -208,6 +209,8 @@ class JobFolder:
         ]
         if old.cluster and new.cluster:
             fixed.append(("has documents of the cluster", {old.cluster}, {new.cluster}))
+        if begins:  # Spark repeats the first batch, from where the options now say
+            fixed.append(("begins with", _beginning(old), _beginning(new)))
         if once:
             fixed.append(("reads", set(old.namespaces), set(new.namespaces)))
         for name, before, now in fixed:
@@ -221,6 +224,13 @@ class JobFolder:
 
 def _kind(schema: str) -> str:
     return schema if schema in ("none", "infer") else "a file"
+
+
+def _beginning(record: JobRecord) -> set[str]:
+    """Return the options that say where and how a job begins."""
+    names = ("startAtOperationTime", "resumeAfter", "startAfter", "snapshotMode")
+    given = named_options(record.options)
+    return {f"{name}={given[name]}" for name in names if name in given}
 
 
 def _texts(options: Mapping[str, str]) -> set[str]:

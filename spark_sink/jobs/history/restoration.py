@@ -41,6 +41,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
 
     They alone know where the job is, so a checkpoint may be lost, truncated, or an older copy. A
     batch that only some of them have is repeated, and one that none of them has is planned again.
+    A checkpoint that says the same is left as it is, with the times of its commits.
     Until they have a batch the checkpoint is kept, as it tells where the job begins; the result is
     None. Raises OptionError and StreamError as `newest_batch`, and OptionError if the checkpoint is
     another job's, or is damaged without a batch in the tables.
@@ -59,11 +60,16 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
         checkpoint.remove_checksums()
         return None
     with suppress(StreamError):  # it is damaged
-        if checkpoint.query() not in (None, last.query):
+        query, planned = checkpoint.query(), checkpoint.batches()
+        if query not in (None, last.query):
             raise OptionError(
                 f"the checkpoint {checkpoint.address} is not that of the tables in "
                 f"{folder.address}: remove it, and the next start makes it again from the tables"
             )
+        newest = planned[-1] if planned and is_whole and query else None
+        if newest and newest.committed and newest.offset == last.offset:
+            checkpoint.remove_checksums()
+            return last.number
     offsets = {last.number - 1: last.begin} if last.number else {}
     offsets[last.number] = last.offset
     checkpoint.write(last.query, offsets, last.number if is_whole else last.number - 1)
