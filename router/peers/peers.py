@@ -40,6 +40,7 @@ class Peer:
         self._address = (private_address(folder, number), 0)
         self._link = ServerLink(self)
         self._paused_until = 0.0
+        self._killing = asyncio.Lock()
 
     async def connect(self) -> Connection:
         """Open a connection to the worker; raises NetworkError, CommandError."""
@@ -77,13 +78,15 @@ class Peer:
             return None
 
     async def kill_cursor(self, cursor_id: int, user: str | None) -> None:
-        """Kill a cursor of ``user``, in bounded time.
+        """Kill a cursor of ``user``, in bounded time; calls at once take turns.
 
         If the worker does not answer, the cursor ends when it has been idle for too long.
         """
         behalf = {} if user is None else {ON_BEHALF_OF: user}
-        with suppress(CommandError):  # such as the cursor of another user
-            await self.ask("admin", {"killCursors": "", "cursors": [Int64(cursor_id)], **behalf})
+        command = {"killCursors": "", "cursors": [Int64(cursor_id)], **behalf}
+        async with self._killing:
+            with suppress(CommandError):  # such as the cursor of another user
+                await self.ask("admin", command)
 
     def close(self) -> None:
         """Cut the connection that ``ask`` uses."""

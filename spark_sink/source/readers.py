@@ -50,8 +50,8 @@ from spark_sink.source.task_rows import (
 from spark_sink.stream.router_client import RouterClient
 
 # The most seconds from `start()` until Spark has launched the query's process and makes the reader
-# there: a busy JVM needs two, and the imports as many.
-_LAUNCH_SECONDS = 10.0
+# there: a busy JVM needs two, and the imports as many; a machine with a load of 13 needs ten.
+_LAUNCH_SECONDS = 30.0
 
 
 class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -264,7 +264,7 @@ class _Verification:
         if self.record.since:  # before it the job had other options
             first = max(first, key_of(after(cluster_time_of(self.record.since))))
         if first > key_of(last.end.position):
-            self.remark(rows, "the job has read no event with its present options yet")
+            self.remark(rows, "the job has read no event yet of the time to compare")
             return
         with self._failures(*rows):
             try:

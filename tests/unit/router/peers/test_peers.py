@@ -1,14 +1,18 @@
 """Requests between workers: cursors, sessions, status."""
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from bson import Int64, ObjectId
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.commands.serving_process import ServerDescription
 from router.commands.topology_version import TopologyVersion
+from router.peers import peers as peers_module
 from router.peers.cursor_ids import MOST_WORKERS, new_cursor_id, worker_of
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
@@ -101,6 +105,25 @@ async def test_a_kill_that_a_worker_does_not_obey_ends_in_time(tmp_path: Path) -
             await other.kill_cursor(cursor_id, None)
         assert not router.cursors.cursors
     peers.close()
+
+
+async def test_kills_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together they may take longer than one may."""
+    peers, killed = Peers(1, MARK, 2, tmp_path, lambda message: None), []
+    other = peers.owner(new_cursor_id(MARK, 2))
+    assert other is not None
+    monkeypatch.setattr(peers_module, "_ANSWER_TIMEOUT", 0.5)
+
+    async def command(database: str, command: dict[str, Any]) -> dict[str, Any]:
+        async with one_at_a_time:
+            await asyncio.sleep(0.05)
+            killed.extend(command["cursors"])
+        return {"ok": 1.0}
+
+    one_at_a_time = asyncio.Lock()
+    monkeypatch.setattr(other, "_link", SimpleNamespace(command=command))
+    await asyncio.gather(*(other.kill_cursor(number, None) for number in range(20)))
+    assert killed == list(range(20))
 
 
 MARKS = st.integers(0, 2**15 - 1)

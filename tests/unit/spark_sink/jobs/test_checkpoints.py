@@ -56,6 +56,20 @@ def test_a_lost_checkpoint_is_made_again_where_it_was(tmp_path: Path) -> None:
         shutil.rmtree(kept)
 
 
+def test_a_checkpoint_that_says_what_the_tables_say_stays(tmp_path: Path) -> None:
+    folder = JobFolder(str(tmp_path / "job"))
+    folder.begin(JobRecord(tables=("bronze",)))
+    offsets = {}
+    for number in range(4):
+        write(folder, number)
+        offsets[number] = end_at(number)
+    folder.checkpoint.write("q", offsets, 3)
+    before = folder.checkpoint.batches()
+    assert [batch.number for batch in before] == [0, 1, 2, 3]
+    assert restore_checkpoint(folder) == 3
+    assert folder.checkpoint.batches() == before
+
+
 def test_an_older_copy_of_a_checkpoint_is_made_again(tmp_path: Path) -> None:
     """A job that goes on from the copy leaves out batches whose numbers the tables have already."""
     folder = JobFolder(str(tmp_path / "job"))

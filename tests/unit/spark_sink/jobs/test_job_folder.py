@@ -75,6 +75,16 @@ def test_a_job_continues_only_with_its_own_options(tmp_path: Path) -> None:
         folder.begin(JobRecord(("shop.orders",)), once=True)
 
 
+def test_a_first_batch_that_has_not_ended_keeps_where_the_job_begins(tmp_path: Path) -> None:
+    """Spark repeats it from where the options of the present start say, up to its former end."""
+    folder, since = fake_job(tmp_path), {"startAtOperationTime": "100,1"}
+    folder.begin(JobRecord(("shop.orders",), {"fullDocument": "required"}))
+    with pytest.raises(OptionError, match=r"begins with all, not startAtOperationTime=100,1: start"):
+        folder.begin(JobRecord(("shop.orders",), since))
+    folder.checkpoint.write("q", {0: folder.checkpoint.offset(0)}, 0)
+    folder.begin(JobRecord(("shop.orders",), since))
+
+
 def test_of_a_job_on_an_object_store_the_checkpoint_is_locked(tmp_path: Path) -> None:
     store = "s3://key:secret@bucket/job?region=us-east-1&endpoint_override=127.0.0.1:1"
     first, second = (JobFolder(store, str(tmp_path / "checkpoint")) for _ in range(2))
