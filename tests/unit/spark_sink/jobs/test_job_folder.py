@@ -79,7 +79,7 @@ def test_a_first_batch_that_has_not_ended_keeps_where_the_job_begins(tmp_path: P
     """Spark repeats it from where the options of the present start say, up to its former end."""
     folder, since = fake_job(tmp_path), {"startAtOperationTime": "100,1"}
     folder.begin(JobRecord(("shop.orders",), {"fullDocument": "required"}))
-    with pytest.raises(OptionError, match=r"begins with all, not startAtOperationTime=100,1: start"):
+    with pytest.raises(OptionError, match="begins with all, not startAtOperationTime="):
         folder.begin(JobRecord(("shop.orders",), since))
     folder.checkpoint.write("q", {0: folder.checkpoint.offset(0)}, 0)
     folder.begin(JobRecord(("shop.orders",), since))
