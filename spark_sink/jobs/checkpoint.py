@@ -92,7 +92,7 @@ class Checkpoint:
         """Raise StreamError for a file whose text cannot be parsed."""
         try:
             yield
-        except ValueError:
+        except (ValueError, KeyError, TypeError):
             raise StreamError(
                 f"the file {self.address}/{path} is damaged: start the job, which makes the "
                 "checkpoint again from the tables"

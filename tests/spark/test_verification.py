@@ -164,7 +164,7 @@ def test_whole_rows_are_compared_with_the_stream(
 
     # After a start with other options, rows are compared from that start on.
     run_once(spark, shop, tmp_path, **options, **{"field.exclude.list": "*.orders.n"})
-    assert "present options" in verified(0, "--table", BRONZE)[BRONZE]["remark"]
+    assert "of the time to compare" in verified(0, "--table", BRONZE)[BRONZE]["remark"]
     shop.insert(1)
     run_once(spark, shop, tmp_path, **options, **{"field.exclude.list": "*.orders.n"})
     found = verified(0, "--table", BRONZE)

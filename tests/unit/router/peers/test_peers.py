@@ -14,8 +14,9 @@ from router.commands.serving_process import ServerDescription
 from router.commands.topology_version import TopologyVersion
 from router.peers import peers as peers_module
 from router.peers.cursor_ids import MOST_WORKERS, new_cursor_id, worker_of
-from router.peers.peers import Peers, private_address
+from router.peers.peers import ON_BEHALF_OF, Peers, private_address
 from router.server.listener import Listener
+from shard_client.errors import CommandError, ErrorCode
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import Asked
 from tests.harness.facade import WATCH, facade, facade_before
@@ -107,23 +108,27 @@ async def test_a_kill_that_a_worker_does_not_obey_ends_in_time(tmp_path: Path) -
     peers.close()
 
 
-async def test_kills_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Together they may take longer than one may."""
+async def test_kills_take_turns_and_are_those_of_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together they may take longer than one may, and a refused one stops no other."""
     peers, killed = Peers(1, MARK, 2, tmp_path, lambda message: None), []
     other = peers.owner(new_cursor_id(MARK, 2))
     assert other is not None
     monkeypatch.setattr(peers_module, "_ANSWER_TIMEOUT", 0.5)
+    one_at_a_time = asyncio.Lock()
 
-    async def command(database: str, command: dict[str, Any]) -> dict[str, Any]:
+    async def command(_database: str, command: dict[str, Any]) -> dict[str, Any]:
         async with one_at_a_time:
             await asyncio.sleep(0.05)
-            killed.extend(command["cursors"])
+        if command["cursors"] == [3]:
+            raise CommandError(ErrorCode.Unauthorized, "it is another user's")
+        killed.append((*command["cursors"], command[ON_BEHALF_OF]))
         return {"ok": 1.0}
 
-    one_at_a_time = asyncio.Lock()
     monkeypatch.setattr(other, "_link", SimpleNamespace(command=command))
-    await asyncio.gather(*(other.kill_cursor(number, None) for number in range(20)))
-    assert killed == list(range(20))
+    await asyncio.gather(*(other.kill_cursor(number, f"u{number}") for number in range(20)))
+    assert killed == [(number, f"u{number}") for number in range(20) if number != 3]
 
 
 MARKS = st.integers(0, 2**15 - 1)

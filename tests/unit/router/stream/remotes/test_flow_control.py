@@ -23,6 +23,15 @@ def flow_control(limits: StreamSettings, memory: int, *, filtered: bool = False)
     return FlowControl(limits, Memory(memory), lambda: filtered)
 
 
+def test_a_stream_is_lively_for_a_second_after_each_event():
+    flow = flow_control(LIMITS, 1 << 40)
+    assert not flow.is_lively(0.0)
+    for now in (1.0, 3600.0):
+        flow.record_events(RemoteProgress(LIMITS), 1, now)
+        assert flow.is_lively(now + 0.5)
+        assert not flow.is_lively(now + 2.0)
+
+
 # Prefetching.
 
 
