@@ -22,11 +22,7 @@ from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
 from router.catalog.version import ClusterVersion
-from router.commands.serving_process import (
-    NOW,
-    ServerDescription,
-    ServingProcess,
-)
+from router.commands.serving_process import NOW, ServerDescription, ServingProcess
 from router.config.settings import Settings, settings_of_streams
 from router.config.tracing import SpanExport
 from router.counters.loads import measure_lag

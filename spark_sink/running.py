@@ -243,7 +243,7 @@ def check_jobs(settings: JobSettings) -> Iterator[str]:
 
 
 class Job:
-    """A job of this process, or one that another process runs in the same folder.
+    """The job, or the jobs, of some settings: of this process, or of another one in this folder.
 
         from spark_sink import Job
 

@@ -1,4 +1,4 @@
-"""One client's connection: answers its requests in the order of arrival."""
+"""One client's connection: answers its requests, or passes them on, in the order of arrival."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -197,8 +197,8 @@ class ClientConnection:
     def _route(self, request: ClientMessage) -> Command | None:
         """Return the command that the router answers itself; None for one that it passes on.
 
-        Raises CommandError of one that need not be decoded for it: servers no longer accept it in
-        an OP_QUERY, the router shuts down, or as ``Command.is_ours``.
+        Raises CommandError before the command is decoded: servers no longer accept it in an
+        OP_QUERY, or the router shuts down. Raises as ``Command.is_ours`` does.
         """
         command = COMMANDS.get(request.name)
         if request.query is not None and request.name not in _LEGACY_COMMANDS:

@@ -1,6 +1,6 @@
 """The choice of the stream that serves a client (docs/sharing.md).
 
-It depends on which streams can (``sources``), on how many clients a shared one would serve
+It depends on which streams can (``sources``), on how many different parts clients read of each
 (``SharingDemand``), and on which ones have failed (``FailedStreams``).
 """
 
@@ -32,7 +32,8 @@ from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
 log = structlog.get_logger()
 
 _FRACTION_TO_STAY: Final = 0.5
-"""A stream is shared on by few readers if they get at least this fraction of its events."""
+"""A stream is shared on by few readers if their filters together let through at least this fraction
+of its events. An event counts once for each filter."""
 
 _BYTES_OF_A_SCAN: Final = 2000
 """Bytes of an event that a shard sends for less than another scan of its oplog entry costs it
@@ -46,7 +47,10 @@ MOST_PAUSED: Final = 1000
 
 
 class SharedStream:
-    """A stream that clients could share: the readers of each part, and the parts' costs."""
+    """A stream that clients could share: the readers of each part, and the parts' costs.
+
+    It is shared before ``shared_until``: minus infinity for not at all, infinity for no known end.
+    """
 
     def __init__(self) -> None:
         self.parts: Counter[bytes] = Counter()
@@ -161,7 +165,8 @@ class FailedStreams:
 
     An event that most of its clients would not receive may end a shared stream, and the next such
     event would end it again. Clients read streams of their own meanwhile, and do not enter it for a
-    time that doubles with each failure. It is reset after ``LONGEST_PAUSE`` without one. A
+    time that doubles with each failure. It is reset if none follows for
+    ``LONGEST_PAUSE`` after such a time. A
     resumable error, such as a shard's outage, does not double it: it says nothing about events.
     Streams are named by their keys (``Source.key``); all times are on the loop's clock.
     """
@@ -218,7 +223,7 @@ class WayOfSharing:
 
 @dataclass(slots=True)
 class Candidates:
-    """The streams that can serve a client.
+    """The streams that can serve one client.
 
     ``own`` has exactly its events. ``scopes`` has streams of wider scopes, widest first, and is
     preferred to ``filters``, which has that of its own scope without a filter.

@@ -1,4 +1,7 @@
-"""The outages of one remote cursor: their times, the pauses between attempts, and their spans."""
+"""The outages of one remote cursor: their times, the pauses between attempts, and their spans.
+
+They are recorded here. ``RemoteCursor`` decides whether a cursor is opened again.
+"""
 
 import asyncio
 from collections.abc import Iterator

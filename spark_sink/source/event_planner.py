@@ -47,12 +47,7 @@ from spark_sink.events.positions import (
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.source.event_rate import EventRate
 from spark_sink.source.event_tasks import EventsTask, divided
-from spark_sink.source.lookahead import (
-    IDLE_AFTER,
-    SAMPLE_SIZE,
-    Lookahead,
-    between_transactions,
-)
+from spark_sink.source.lookahead import IDLE_AFTER, SAMPLE_SIZE, Lookahead, between_transactions
 from spark_sink.source.task_reports import ReportInbox
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import RouterClient
@@ -61,7 +56,7 @@ from spark_sink.stream.router_client import RouterClient
 _END_TIMEOUT = 0.1
 # The number of estimates. If all fail, the events are counted.
 _END_ATTEMPTS = 2
-# The most events that are counted.
+# The most events of the whole batch that are counted to find its end.
 _MAX_COUNTED = 20_000
 # Events after an estimated end that are enough to estimate the next one.
 _END_SAMPLE = 100
@@ -96,7 +91,7 @@ class EventPlanner:
         self._stop: AtTime | None = None
 
     def stop_at_present(self) -> None:
-        """Plan only events from before this call from now on. Raises StreamError."""
+        """From now on, plan only events from before this call. Raises StreamError."""
         self._stop = after(self._client.with_retries(self._client.present))
 
     @property

@@ -31,7 +31,8 @@ class Offset:
             for the query's beginning.
         events: about how many events the batch that ends here has in the stream, if known; none if
             it only moves the position.
-        quiet_until: a cluster time before which that batch has no events.
+        quiet_until: a cluster time before which that batch has no events; of a source's latest
+            offset, before which no event follows the batch.
         heartbeat: the cluster time of the last heartbeat.
         sought: the position from which on a job leaves out the events up to this one.
     """

@@ -24,12 +24,7 @@ from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.tables.ddl_events import (
-    DdlEvent,
-    TableScope,
-    ddl_event_of,
-    renamed_by,
-)
+from spark_sink.tables.ddl_events import DdlEvent, TableScope, ddl_event_of, renamed_by
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT, reported, reports_in, run_tasks
 from spark_sink.tables.fold import Fold
@@ -420,8 +415,8 @@ def _form_after(address: str, before: TableForm | None, form: TableForm) -> Tabl
             f"the table at {address} has other columns: start its job with the same --schema and "
             "--deletes as before, or write to another folder"
         )
-    # Columns that files have without statistics get none, but those of types that never have some:
-    # before these have statistics, their type changes, and all files are written again.
+    # A column that files have without statistics gets none. The exception are types that never have
+    # statistics: once such a column has them, its type has changed, and with it all files.
     known = {*before.keys, *replace(before, keys=form.keys).statistics_columns}
     form = replace(form, keys=(*before.keys, *(name for name in form.keys if name not in known)))
     return replace(form, document_schema=before.document_schema) if form.infers else form

@@ -46,12 +46,7 @@ from spark_sink.tables.state_files import (
     write_state,
 )
 from spark_sink.tables.table_state import Batch, TableState
-from spark_sink.tables.table_version import (
-    DROP_FEATURE,
-    STATISTICS,
-    TableVersion,
-    existing_files,
-)
+from spark_sink.tables.table_version import DROP_FEATURE, STATISTICS, TableVersion, existing_files
 
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""

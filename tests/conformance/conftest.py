@@ -10,12 +10,7 @@ from pymongo.database import Database
 
 from tests.conformance.data import shard_over_three
 from tests.conformance.recorded_workload import Workload, run_workload
-from tests.harness.clusters import (
-    Client,
-    TestCluster,
-    real_servers_named,
-    start_cluster,
-)
+from tests.harness.clusters import Client, TestCluster, real_servers_named, start_cluster
 from tests.harness.embedded_process import EmbeddedProcess
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.server_settings import ServerSettings

@@ -9,12 +9,7 @@ import structlog
 
 from shard_client.backoff import Backoff
 from shard_client.errors import CommandError, NetworkError
-from shard_client.replica_set.replica_set import (
-    Member,
-    NoMemberError,
-    ReadPreference,
-    ReplicaSet,
-)
+from shard_client.replica_set.replica_set import Member, NoMemberError, ReadPreference, ReplicaSet
 from shard_client.wire.connection import MONITOR_NAME, Address, Connection, parse_address
 
 log = structlog.get_logger()

@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 from pymongo.errors import OperationFailure
 
-from tests.faults.audit import (
-    image_problems,
-    ledger_problems,
-    lookup_problems,
-    opener_problems,
-)
+from tests.faults.audit import image_problems, ledger_problems, lookup_problems, opener_problems
 from tests.faults.watchers import Opener, Watch, Watcher
 from tests.faults.writers import REMADE, Ledger
 from tests.simulation.segments import Segment

@@ -16,10 +16,7 @@ from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.jobs.failure_texts import cause_of
-from spark_sink.mongodb_sink.changes import (
-    WriteOptions,
-    change_of_event,
-)
+from spark_sink.mongodb_sink.changes import WriteOptions, change_of_event
 from spark_sink.mongodb_sink.writers import DocumentWriter, MergerouterBatchWriter, RowWriter
 from tests.doubles.event_history import event_row
 from tests.spark.conftest import Shop

@@ -16,9 +16,7 @@ from pymongo.errors import AutoReconnect
 from spark_sink.dataclass_json import to_document
 from spark_sink.events.positions import AtTime, after
 from spark_sink.options.scope import Scope
-from spark_sink.options.snapshot_options import (
-    SnapshotOptions,
-)
+from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot import reader as snapshot_reader
 from spark_sink.snapshot.chunk_planner import ChunkPlanner

@@ -9,13 +9,7 @@ from bson.timestamp import Timestamp
 from router.request.shard_commands import CONFIG
 from router.request.stream_request import StreamRequest
 from router.stream.merge.event_log import EventLog
-from router.stream.merge.merger import (
-    FIRST_EVENT,
-    MergeInput,
-    MergeOrderError,
-    Merger,
-    SkippedTime,
-)
+from router.stream.merge.merger import FIRST_EVENT, MergeInput, MergeOrderError, Merger, SkippedTime
 from router.stream.merge.shard_membership import Membership, ShardSpan, covers_all
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode

@@ -16,13 +16,7 @@ from router.filters.layouts import PathReader
 from router.filters.stream_filter import EVERYTHING, StreamFilter
 from router.limits.memory import EVENT_OVERHEAD, weight
 from router.stream.merge.merged_stream import MergedStream
-from router.stream.readers.views import (
-    RENAME,
-    Incarnation,
-    LogPosition,
-    Namespace,
-    PartialView,
-)
+from router.stream.readers.views import RENAME, Incarnation, LogPosition, Namespace, PartialView
 from shard_client.bson.values import STRING
 from shard_client.errors import CommandError, ErrorCode
 

@@ -27,10 +27,10 @@ class Rounds(TokenBucket):
     """Determines whether a stream is dense, and when its next round starts.
 
     It is a bucket that holds ``round_burst`` tokens and gets one per round, its interval. Each
-    batch that shows the end of a member's oplog takes one, or two if it has several events. The
-    stream is dense while there is none: then its members are read once a round instead of once for
-    each event. Rounds start when tokens for no-op writes are added too. There is one each
-    ``round_interval``, or more if ``noops_per_second`` allows a no-op for each of them.
+    batch of events that reaches the end of a member's oplog takes one, or two if it has several
+    events. The stream is dense while there is none: then its members are read once a round instead
+    of once for each event. Rounds start when tokens for no-op writes are added too. There is one
+    each ``round_interval``, or more if ``noops_per_second`` allows a no-op for each of them.
     """
 
     def __init__(self, settings: StreamSettings) -> None:
@@ -65,7 +65,7 @@ all batches of the round have arrived before."""
 class Wait(NamedTuple):
     """How long a remote's next getMore waits for events, and when it is sent; both in seconds.
 
-    ``send_after`` is the time after which it is sent, or with a no-op write before.
+    It is sent after the time ``send_after``, or earlier, together with a no-op write.
     """
 
     await_for: float
@@ -94,7 +94,7 @@ class FlowControl:
         self._events_at = -inf
 
     def record_events(self, remote: RemoteProgress, events: int, now: float) -> None:
-        """Record that a remote's reply had events."""
+        """Record that a reply had events, after the remote itself has recorded the reply."""
         self._events_at = now
         if remote.idle:
             self.rounds.spend(now, min(events, _MOST_CHARGE))
@@ -143,8 +143,8 @@ class FlowControl:
     def _even_half(self) -> int:
         """Return the half of the stream's budget that is divided evenly among the remotes.
 
-        If the others used up the budget, a remote with an empty buffer would hold the low watermark
-        and stop them all. The other half is for remotes that are ahead.
+        So each remote has a part that the others cannot use up. The other half is for remotes that
+        are ahead.
         """
         return self._part(self._settings.stream_buffer_bytes) // 2
 

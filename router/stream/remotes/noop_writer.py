@@ -20,13 +20,7 @@ from router.limits.token_bucket import TokenBucket
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import next_tick
-from shard_client.errors import (
-    CommandError,
-    ErrorCode,
-    NetworkError,
-    ProtocolError,
-    blames_member,
-)
+from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError, blames_member
 from shard_client.wire.connection import Address, Connection
 
 log = structlog.get_logger()

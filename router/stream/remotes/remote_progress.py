@@ -1,6 +1,7 @@
 """What one remote of a stream has shown, and what the stream has asked of its member.
 
-``flow_control`` decides by it. It does no I/O: times are in seconds on one monotonic clock.
+This module does no I/O. ``flow_control`` decides by it. All times are in seconds on one monotonic
+clock.
 """
 
 from math import inf
@@ -34,7 +35,7 @@ class NoOpRequests:
     def __init__(self) -> None:
         self.state: Literal["none", "requested", "sent"] = "none"
         self.count = 0
-        """Number of no-op writes that have been requested."""
+        """Number of no-op writes that have been requested, also of those that were not sent."""
         self.again = -inf
         """The time from which a write past the same time may be requested again."""
         self.pauses = Backoff(_AGAIN, _AGAIN_MOST, jitter=0)
@@ -61,7 +62,8 @@ class NoOpRequests:
         self.state = "none"
 
     def record_end(self, now: float) -> Timestamp:
-        """Record the end of a write, and delay its repetition; return the time that it passed."""
+        """Record the end of a write, and delay its repetition; return the time that it was
+        to pass."""
         self.state = "none"
         self.delay_repetition(now)
         return self._past

@@ -19,11 +19,7 @@ from spark_sink.dataclass_json import to_document
 from spark_sink.jobs.checkpoint import LoggedBatch
 from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.report.metrics import JobMetrics, ProgressListener
-from spark_sink.jobs.report.progress import (
-    ProgressReport,
-    QueryProgress,
-    query_progress,
-)
+from spark_sink.jobs.report.progress import ProgressReport, QueryProgress, query_progress
 from spark_sink.jobs.task_writer import TaskReport
 from spark_sink.snapshot.plan import Mark, Progress, SnapshotPlan
 from spark_sink.snapshot.queue import BatchPart, SnapshotQueue, SnapshotRequest

@@ -11,13 +11,7 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.events.positions import (
-    AtTime,
-    FromNow,
-    Token,
-    position_document,
-    position_from,
-)
+from spark_sink.events.positions import AtTime, FromNow, Token, position_document, position_from
 from spark_sink.options.java_patterns import compiled, translation
 from spark_sink.options.scope import Scope, namespace_options
 from spark_sink.options.stream_options import parse_options

@@ -8,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.limits.memory import Memory
-from router.stream.remotes.flow_control import (
-    FlowControl,
-    Wait,
-)
+from router.stream.remotes.flow_control import FlowControl, Wait
 from router.stream.remotes.remote_progress import NoOpRequests, RemoteProgress, WatermarkTimeout
 from router.stream_settings import StreamSettings
 
