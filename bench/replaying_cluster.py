@@ -8,10 +8,10 @@ import argparse
 import asyncio
 import contextlib
 import json
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 import bson
@@ -21,7 +21,10 @@ from bson import Timestamp
 from bench.events import END, START, shard_events
 from bench.programs import Program, port_of
 from router.allocator import collect_less_often, keep_freed_memory
-from tests.doubles.replay import EventTape, PreparedEvents, ReplayMember, cursor_body
+from tests.doubles.replay import ReplayMember, cursor_body
+
+_NAMESPACE = "admin.$cmd.aggregate"
+_REPLY_BYTES = 16_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +89,61 @@ async def _serve(args: argparse.Namespace) -> None:
     await asyncio.Event().wait()
 
 
-class _SeekingTape(EventTape):
-    """A tape that begins at a stream's start time, as the streams of the Spark source need."""
+class PreparedEvents:
+    """Ordered events, prepared once for all tapes that replay them.
+
+    Args:
+        events: pairs of token data and event.
+        most: the largest number of events in a reply, regardless of the batch size.
+    """
+
+    def __init__(self, events: list[tuple[str, bytes]], most: int = 1 << 30) -> None:
+        self._most = most
+        self.tokens = [token for token, _ in events]
+        self.events = [event for _, event in events]
+        # In a reply, an event takes its own bytes and about eight for the array.
+        self._ends = list(accumulate(len(event) + 8 for event in self.events))
+
+    def stop(self, start: int, count: int) -> int:
+        """Return the end of a reply with at most ``count`` events from ``start`` on."""
+        room = _REPLY_BYTES + (self._ends[start - 1] if start else 0)
+        most = start + min(count, self._most)
+        return min(most, bisect_right(self._ends, room, start), len(self.events))
+
+
+class EventTape:
+    """Replays prepared events in replies of the requested size, then only watermarks.
+
+    It begins after a resume token, or at a start time, as the streams of the Spark source need.
+    """
+
+    def __init__(self, cursor_id: int, events: PreparedEvents) -> None:
+        self._cursor_id, self._events = cursor_id, events
+        self._at = 0
 
     def open(self, command: dict[str, Any]) -> bytes:
-        """Answer with an empty first batch; a start time sets the location."""
-        reply = super().open(command)
-        time = command["pipeline"][0].get("$changeStream", {}).get("startAtOperationTime")
-        key = "" if time is None else f"82{time.time:08X}{time.inc:08X}"
-        tokens = self._events.tokens
-        if tokens and key > START:
-            self._at = bisect_left(tokens, key)
-            mark = f"{key}2B0229296E04"
-            return cursor_body(self._cursor_id, self._namespace, [], mark, first=True)
-        return reply
+        """Return an empty first batch; events before the start are skipped."""
+        options = command["pipeline"][0].get("$changeStream", {})
+        token, time = options.get("resumeAfter"), options.get("startAtOperationTime")
+        start = START
+        if token is not None:
+            start = token["_data"]
+            self._at = bisect_right(self._events.tokens, start)
+        elif time is not None and self._events.tokens:
+            key = f"82{time.time:08X}{time.inc:08X}"
+            if key > START:
+                self._at = bisect_left(self._events.tokens, key)
+                start = f"{key}2B0229296E04"
+        return cursor_body(self._cursor_id, _NAMESPACE, [], start, first=True)
+
+    def more(self, batch_size: int) -> tuple[bytes, bool]:
+        """Return the next events, at most 16 MB."""
+        prepared, start = self._events, self._at
+        stop = self._at = prepared.stop(start, batch_size)
+        batch = prepared.events[start:stop]
+        more = stop < len(prepared.events)
+        pbrt = prepared.tokens[stop - 1] if batch and more else END
+        return cursor_body(self._cursor_id, _NAMESPACE, batch, pbrt), not batch
 
 
 def _member(name: str, events: PreparedEvents) -> ReplayMember:
@@ -111,7 +155,7 @@ def _member(name: str, events: PreparedEvents) -> ReplayMember:
     def play(command: dict[str, Any]) -> EventTape:
         only_tokens = command["pipeline"][-1] == {"$project": {"_id": 1}}
         sent = bare if only_tokens else events
-        return _SeekingTape(next(ids), "admin.$cmd.aggregate", START, sent, END)
+        return EventTape(next(ids), sent)
 
     return ReplayMember(name, play)
 

@@ -6,10 +6,8 @@ framing, so that it does not share defects with the project's.
 
 import asyncio
 import struct
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Protocol, cast
 
 import bson
@@ -17,7 +15,6 @@ from bson import Int64, Timestamp
 
 _HEADER = struct.Struct("<iiii")
 _OP_REPLY, _OP_QUERY, _OP_MSG = 1, 2004, 2013
-_REPLY_BYTES = 16_000_000
 _NOW = Timestamp(1_800_000_000, 1)
 
 
@@ -215,61 +212,3 @@ def cursor_body(
     parts[1:-1:2], parts[2:-1:2] = _array_keys(len(events)), events
     parts[-1] = after + tail
     return b"".join(parts)
-
-
-class PreparedEvents:
-    """Ordered events, prepared once for all tapes that replay them.
-
-    Args:
-        events: pairs of token data and event.
-        most: the largest number of events in a reply, regardless of the batch size.
-    """
-
-    def __init__(self, events: list[tuple[str, bytes]], most: int = 1 << 30) -> None:
-        self._most = most
-        self.tokens = [token for token, _ in events]
-        self.events = [event for _, event in events]
-        # In a reply, an event takes its own bytes and about eight for the array.
-        self._ends = list(accumulate(len(event) + 8 for event in self.events))
-
-    def stop(self, start: int, count: int) -> int:
-        """Return the end of a reply with at most ``count`` events from ``start`` on."""
-        room = _REPLY_BYTES + (self._ends[start - 1] if start else 0)
-        most = start + min(count, self._most)
-        return min(most, bisect_right(self._ends, room, start), len(self.events))
-
-
-class EventTape:
-    """Replays prepared events in replies of the requested size, then only watermarks.
-
-    Args:
-        cursor_id: the cursor's id on this member.
-        namespace: the namespace in the replies.
-        start: the high water mark in the opening reply.
-        events: the events to replay.
-        end: the watermark after all events.
-    """
-
-    def __init__(
-        self, cursor_id: int, namespace: str, start: str, events: PreparedEvents, end: str
-    ) -> None:
-        self._cursor_id, self._namespace = cursor_id, namespace
-        self._start, self._end = start, end
-        self._events = events
-        self._at = 0
-
-    def open(self, command: dict[str, Any]) -> bytes:
-        """Return an empty first batch; events up to the resume token are skipped."""
-        token = command["pipeline"][0].get("$changeStream", {}).get("resumeAfter")
-        start = self._start if token is None else token["_data"]
-        self._at = 0 if token is None else bisect_right(self._events.tokens, start)
-        return cursor_body(self._cursor_id, self._namespace, [], start, first=True)
-
-    def more(self, batch_size: int) -> tuple[bytes, bool]:
-        """Return the next events, at most 16 MB."""
-        prepared, start = self._events, self._at
-        stop = self._at = prepared.stop(start, batch_size)
-        batch = prepared.events[start:stop]
-        more = stop < len(prepared.events)
-        pbrt = prepared.tokens[stop - 1] if batch and more else self._end
-        return cursor_body(self._cursor_id, self._namespace, batch, pbrt), not batch

@@ -8,6 +8,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from shard_client import spans
+from tests.harness.certificates import Authority
 
 
 @pytest.fixture
@@ -18,3 +19,9 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     monkeypatch.setattr(spans, "_TRACER", provider.get_tracer("tests"))
     yield exporter
     provider.shutdown()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Issue certificates into a folder of the module's tests."""
+    return Authority(tmp_path_factory.mktemp("certificates"))

@@ -190,13 +190,19 @@ async def test_a_config_server_is_no_replica_set(config: ScriptedMember):
     await cluster.close()
 
 
-async def test_commands_for_a_replica_set_follow_its_primary():
+async def replica_set() -> tuple[ScriptedMember, ScriptedMember, Cluster]:
+    """Start a primary and a secondary; return them and their cluster."""
     first = await ScriptedMember("rs0").start()
     second = await ScriptedMember("rs0", primary=False).start()
     first.hosts = second.hosts = [f"127.0.0.1:{each.port}" for each in (first, second)]
     cluster = Cluster(
         f"rs0/{','.join(first.hosts)}", LIMITS, sharded=False, replica_set=ProbedReplicaSet
     )
+    return first, second, cluster
+
+
+async def test_commands_for_a_replica_set_follow_its_primary():
+    first, second, cluster = await replica_set()
     upstream = CatalogPrimary(cluster)
     before = await upstream.connect()
     assert before.address[1] == first.port
@@ -229,12 +235,7 @@ async def test_a_lookup_in_a_replica_set_waits_for_the_next_primary(
 ):
     """Whether a kept connection is found cut, or a new one is refused."""
     monkeypatch.setattr(upstream, "_TIMEOUT", 0.1)
-    first = await ScriptedMember("rs0").start()
-    second = await ScriptedMember("rs0", primary=False).start()
-    first.hosts = second.hosts = [f"127.0.0.1:{each.port}" for each in (first, second)]
-    cluster = Cluster(
-        f"rs0/{','.join(first.hosts)}", LIMITS, sharded=False, replica_set=ProbedReplicaSet
-    )
+    first, second, cluster = await replica_set()
     primary, lent = CatalogPrimary(cluster), 0
 
     def lend() -> AbstractAsyncContextManager[Connection]:

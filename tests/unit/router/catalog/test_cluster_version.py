@@ -97,11 +97,16 @@ async def test_a_rolling_upgrade_is_followed() -> None:
         assert (router.identity.version, router.topology.counter) == ("7.0.2", counter + 1)
 
 
-async def test_a_restarting_server_does_not_change_the_version() -> None:
+async def with_an_old_shard() -> tuple[VersionedServers, ServerDescription, ClusterVersion]:
     servers = VersionedServers(config=V7, s0=V6, s1=V7)
     router = ServerDescription()
     watch = version(servers, router, refresh_pause=0.0)
     await read(watch)
+    return servers, router, watch
+
+
+async def test_a_restarting_server_does_not_change_the_version() -> None:
+    servers, router, watch = await with_an_old_shard()
     del servers.servers["config"]  # a shard missing from the list would have left the cluster
     servers.servers["config2"] = V7
     async with kept_current(watch):
@@ -115,10 +120,7 @@ async def test_a_restarting_server_does_not_change_the_version() -> None:
 
 
 async def test_a_shard_that_leaves_no_longer_counts() -> None:
-    servers = VersionedServers(config=V7, s0=V6, s1=V7)
-    router = ServerDescription()
-    watch = version(servers, router, refresh_pause=0.0)
-    await read(watch)
+    servers, router, watch = await with_an_old_shard()
     async with kept_current(watch):
         del servers.servers["s0"]
         await changed(router)

@@ -73,10 +73,16 @@ _WRITES = {"resource": {"cluster": True}, "actions": ["appendOplogNote"]}
 _SIZE = {"resource": {"db": "local", "collection": "oplog.rs"}, "actions": ["collStats", "find"]}
 
 
-async def test_from_8_0_on_the_role_of_direct_operations_is_missed() -> None:
+def logged_in() -> AnsweringCluster:
+    """Return a cluster whose servers answer a user with the privileges that the test sets."""
     cluster = AnsweringCluster()
     cluster.answering.set()
     cluster.access = Access(Credentials("least", "admin", ("secret",)))
+    return cluster
+
+
+async def test_from_8_0_on_the_role_of_direct_operations_is_missed() -> None:
+    cluster = logged_in()
     cluster.privileges = [_ALL, _WRITES, _SIZE]
     assert not [each for each in (await found_by(cluster)).values() if each.is_problem]
     cluster.wire_version = 25
@@ -99,9 +105,7 @@ async def test_from_8_0_on_the_role_of_direct_operations_is_missed() -> None:
     ],
 )
 async def test_the_config_server_may_be_the_only_shard(hosts: dict[str, str], problem: str) -> None:
-    cluster = AnsweringCluster()
-    cluster.answering.set()
-    cluster.access = Access(Credentials("least", "admin", ("secret",)))
+    cluster = logged_in()
     cluster.privileges = [_WRITES, _SIZE, _CONFIG, {**_ALL, "actions": ["viewUser"]}]
     cluster.hosts = hosts
     found = await found_by(cluster)
@@ -112,9 +116,7 @@ async def test_the_config_server_may_be_the_only_shard(hosts: dict[str, str], pr
 
 
 async def test_streams_on_some_databases_may_be_all_that_is_wanted() -> None:
-    cluster = AnsweringCluster()
-    cluster.answering.set()
-    cluster.access = Access(Credentials("least", "admin", ("secret",)))
+    cluster = logged_in()
     shop = {"resource": {"db": "shop", "collection": ""}}
     for actions in (["changeStream", "find"], ["changeStream"]):
         cluster.privileges = [{**shop, "actions": actions}, _WRITES, _SIZE]

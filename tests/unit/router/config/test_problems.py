@@ -132,11 +132,6 @@ def test_contradictory_settings_of_tls_are_refused(tls: dict[str, Any], message:
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def server(authority: Authority) -> Path:
     return authority.issue("router")
 

@@ -21,6 +21,7 @@ from router.lookup.keys import DocumentKey
 from router.request.resume_point import ResumePoint
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.errors import CommandError, ProtocolError
+from tests.unit.shard_client.bson_values import encoded
 
 UUID_BYTES = bytes.fromhex("f877371811114fad9f113ad4a4c53acf")
 # Recorded on a server: an update in t2.s, which is sharded by k.
@@ -37,11 +38,6 @@ EVENT = {
     "updateDescription": {"updatedFields": {"v": 1}, "removedFields": [], "truncatedArrays": []},
 }
 HEAD = ("_id", "operationType", "clusterTime")
-
-
-def encoded(document):
-    """Encode an inner document, since the encoder moves ``_id`` first in an outer one."""
-    return bson.encode({"d": document})[len(b"....\x03d\0") : -1]
 
 
 @pytest.mark.parametrize("missing", ["_id", "ns", "documentKey", "clusterTime"])

@@ -20,16 +20,16 @@ from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from tests.doubles.scripted_mongos import ScriptedMongos, scripted_mongos
 from tests.harness.until import until
+from tests.unit.shard_client.bson_values import encoded
 
 UUID = b"\x11" * 16
 MISMATCH = {"ok": 0.0, "errmsg": "other", "code": 361, "codeName": "CollectionUUIDMismatch"}
 
 
 def want(key: dict[str, Any], second: int = 1, collection: str = "c") -> Lookup:
-    raw = bson.encode({"d": key})[7:-1]
     return Lookup(
         SourceCollection("db", collection, UUID, 1),
-        DocumentKey.of(raw),
+        DocumentKey.of(encoded(key)),
         Struct("<II").pack(1, second),
         0,
     )

@@ -8,13 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.lookup.keys import DocumentKey, assign, filter_for_all, requests_of
+from tests.unit.shard_client.bson_values import encoded
 
 Document = dict[str, Any]
-
-
-def encoded(document: Document) -> bytes:
-    """Encode an inner document, since the encoder moves ``_id`` first in an outer one."""
-    return bson.encode({"d": document})[len(b"....\x03d\0") : -1]
 
 
 def raw(*documents: Document) -> list[bytes]:

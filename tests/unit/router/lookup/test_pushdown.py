@@ -46,6 +46,7 @@ def conditions(*fields):
 
 UNSET = {"$unset": "updateDescription.updatedFields"}
 RARE = unless_updated({"fullDocument.v": 1})
+COMPARED = {"$expr": {"$and": [{"$gt": ["$fullDocument.v", "$fullDocument.w"]}, 1]}}
 
 
 @pytest.mark.parametrize(
@@ -77,81 +78,58 @@ RARE = unless_updated({"fullDocument.v": 1})
             )
         ),
         ([PROJECT, DOCUMENT], [{"$match": RARE}], [PROJECT, DOCUMENT]),
-        (
-            [{"$set": {"fullDocument.w": 1}}, DOCUMENT],
-            [],
-            [{"$set": {"fullDocument.w": 1}}, DOCUMENT],
-        ),
-        (
-            [{"$set": {"n": 1}}, {"$match": {"$expr": {"$size": "$to"}}}],
-            [],
-            [{"$set": {"n": 1}}, {"$match": {"$expr": {"$size": "$to"}}}],
-        ),
         ([UNSET, UPDATES, DOCUMENT], [UNSET, UPDATES, {"$match": RARE}], [DOCUMENT]),
-        ([{"$project": {"lsid": 0, "to": False}}], [{"$project": {"lsid": 0, "to": False}}], []),
         ([DOCUMENT, UNSET], [{"$match": RARE}], [DOCUMENT, UNSET]),
-        ([{"$unset": ["to", "documentKey.k"]}], [], [{"$unset": ["to", "documentKey.k"]}]),
-        ([{"$unset": []}], [], [{"$unset": []}]),
-        ([{"$project": {"to": 0, "n": "$m"}}], [], [{"$project": {"to": 0, "n": "$m"}}]),
-        (
-            [{"$match": {"operationType": "update", "fullDocument.v": 1}}],
-            [conditions({"operationType": "update"}, unless_updated({"fullDocument.v": 1}))],
-            [{"$match": {"operationType": "update", "fullDocument.v": 1}}],
+        *(
+            ([stage], [stage], [])
+            for stage in (
+                {"$project": {"lsid": 0, "to": False}},
+                {"$match": {"$nor": [{"ns.coll": "c"}, {"updateDescription.updatedFields.v": 1}]}},
+                {"$match": {"fullDocumentish": 1}},
+            )
+        ),
+        *(
+            (stages, [], stages)
+            for stages in (
+                [{"$set": {"fullDocument.w": 1}}, DOCUMENT],
+                [{"$set": {"n": 1}}, {"$match": {"$expr": {"$size": "$to"}}}],
+                [{"$unset": ["to", "documentKey.k"]}],
+                [{"$unset": []}],
+                [{"$project": {"to": 0, "n": "$m"}}],
+            )
         ),
         (
             [{"$match": {"$and": [{"ns.coll": "c"}, {"documentKey._id": {"$gt": 3}}]}}],
             [conditions({"ns.coll": "c"}, {"documentKey._id": {"$gt": 3}})],
             [],
         ),
-        (
-            [{"$match": {"$or": [{"ns.coll": "c"}, {"fullDocument.v": 1}], "to": None}}],
-            [
-                conditions(
-                    unless_updated({"$or": [{"ns.coll": "c"}, {"fullDocument.v": 1}]}), {"to": None}
-                )
-            ],
-            [{"$match": {"$or": [{"ns.coll": "c"}, {"fullDocument.v": 1}], "to": None}}],
-        ),
-        (
-            [{"$match": {"$nor": [{"ns.coll": "c"}, {"updateDescription.updatedFields.v": 1}]}}],
-            [{"$match": {"$nor": [{"ns.coll": "c"}, {"updateDescription.updatedFields.v": 1}]}}],
-            [],
-        ),
-        ([{"$match": {"fullDocumentish": 1}}], [{"$match": {"fullDocumentish": 1}}], []),
-        (
-            [{"$match": {"$or": [{"updateDescription.truncatedArrays": [], "fullDocument.v": 1}]}}],
-            [
-                {
-                    "$match": {
-                        "$and": [
-                            {"updateDescription.truncatedArrays": []},
-                            unless_updated({"fullDocument.v": 1}),
-                        ]
-                    }
-                }
-            ],
-            [{"$match": {"$or": [{"updateDescription.truncatedArrays": [], "fullDocument.v": 1}]}}],
-        ),
-        (
-            [{"$match": {"$nor": [{"$expr": {"$ne": ["$ns.coll", "c"]}}, {"fullDocument.v": 1}]}}],
-            [
-                conditions(
-                    {"$nor": [{"$expr": {"$ne": ["$ns.coll", "c"]}}]},
-                    unless_updated({"$nor": [{"fullDocument.v": 1}]}),
-                )
-            ],
-            [{"$match": {"$nor": [{"$expr": {"$ne": ["$ns.coll", "c"]}}, {"fullDocument.v": 1}]}}],
-        ),
-        (
-            [{"$match": {"$expr": {"$and": [{"$gt": ["$fullDocument.v", "$fullDocument.w"]}, 1]}}}],
-            [
-                {
-                    "$match": unless_updated(
-                        {"$expr": {"$and": [{"$gt": ["$fullDocument.v", "$fullDocument.w"]}, 1]}}
-                    )
-                }
-            ],
-            [{"$match": {"$expr": {"$and": [{"$gt": ["$fullDocument.v", "$fullDocument.w"]}, 1]}}}],
+        *(
+            ([{"$match": whole}], [conditions(*early)], [{"$match": whole}])
+            for whole, early in (
+                (
+                    {"operationType": "update", "fullDocument.v": 1},
+                    [{"operationType": "update"}, RARE],
+                ),
+                (
+                    {"$or": [{"ns.coll": "c"}, {"fullDocument.v": 1}], "to": None},
+                    [
+                        unless_updated({"$or": [{"ns.coll": "c"}, {"fullDocument.v": 1}]}),
+                        {"to": None},
+                    ],
+                ),
+                (
+                    {"$or": [{"updateDescription.truncatedArrays": [], "fullDocument.v": 1}]},
+                    [{"updateDescription.truncatedArrays": []}, RARE],
+                ),
+                (
+                    {"$nor": [{"$expr": {"$ne": ["$ns.coll", "c"]}}, {"fullDocument.v": 1}]},
+                    [
+                        {"$nor": [{"$expr": {"$ne": ["$ns.coll", "c"]}}]},
+                        unless_updated({"$nor": [{"fullDocument.v": 1}]}),
+                    ],
+                ),
+                (COMPARED, [unless_updated(COMPARED)]),
+            )
         ),
     ],
 )

@@ -88,7 +88,7 @@ async def test_a_member_that_is_still_scanning_is_not_probed(cluster: ScriptedCl
     assert await read_until(cursor, 1) == [1]
 
 
-async def test_a_closed_stream_holds_no_events(cluster: ScriptedCluster):
+async def test_a_closed_stream_holds_no_events_and_leaves_no_task(cluster: ScriptedCluster):
     """It is part of cycles, so the collector frees it much later, or never in an idle process."""
     registry = cluster.registry(share_linger=0.0)
     cursor, _ = await registry.open(stream(), OWNER)
@@ -99,20 +99,12 @@ async def test_a_closed_stream_holds_no_events(cluster: ScriptedCluster):
     cluster.shards["s1"].insert(103, 2)
     await until(lambda: next(registry.describe_streams())["bufferedBytes"])
     assert await read_until(cursor, 1) == [1]
-    registry.kill([cursor.cursor_id])
-    await registry.close()
-    assert running.merged.held_bytes == 0
-
-
-async def test_a_closed_stream_leaves_no_task(cluster: ScriptedCluster):
-    registry = cluster.registry(share_linger=0.0)
-    cursor, _ = await registry.open(stream(), OWNER)
-    running = cursor.running_stream
-    assert running is not None
     tasks = set(running._tasks)
     assert tasks
-    await running.close()
+    registry.kill([cursor.cursor_id])
+    await registry.close()
     assert all(task.done() for task in tasks)
+    assert running.merged.held_bytes == 0
 
 
 async def test_events_that_the_low_watermark_holds_back_are_measured(

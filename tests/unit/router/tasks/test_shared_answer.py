@@ -9,9 +9,10 @@ from tests.harness.until import until
 
 
 class Asked:
-    """A call that the test answers; ``begun`` counts the calls."""
+    """A call that the test answers, with an error if there is one; ``begun`` counts the calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: CommandError | None = None) -> None:
+        self.error = error
         self.begun = 0
         self.ended = 0
         self.answer = asyncio.Event()
@@ -24,6 +25,8 @@ class Asked:
             await self.answer.wait()
         finally:
             self.ended += 1
+        if self.error is not None:
+            raise self.error
         return number
 
 
@@ -56,41 +59,26 @@ async def test_a_call_ends_with_the_last_caller_that_waits() -> None:
 
 
 async def test_nobody_waits_for_two_requests_that_fail() -> None:
-    asked, hanging = 0, asyncio.Event()
-
-    async def ask() -> None:
-        nonlocal asked
-        asked += 1
-        await hanging.wait()
-        raise CommandError(133, "no answer within 30 s")
-
-    answer = SharedAnswer(ask, "ask the time")
-    callers = [asyncio.create_task(answer.get()) for _ in range(2)]
-    await until(lambda: asked == 1)
-    callers.append(asyncio.create_task(answer.get()))
+    asked = Asked(CommandError(133, "no answer within 30 s"))
+    callers = [asyncio.create_task(asked.shared.get()) for _ in range(2)]
+    await until(lambda: asked.begun == 1)
+    callers.append(asyncio.create_task(asked.shared.get()))
     await asyncio.sleep(0)
-    hanging.set()
+    asked.answer.set()
     await asyncio.wait(callers)
     assert [str(each.exception()) for each in callers] == [str(callers[0].exception())] * 3
-    assert asked == 1
+    assert asked.begun == 1
 
 
 async def test_closing_ends_the_call_and_starts_no_other() -> None:
-    asked = 0
-
-    async def ask() -> None:
-        nonlocal asked
-        asked += 1
-        await asyncio.Event().wait()
-
-    answer = SharedAnswer(ask, "ask the time")
-    callers = [asyncio.create_task(answer.get())]
-    await until(lambda: asked == 1)
-    callers.append(asyncio.create_task(answer.get()))  # which waits for the call to end
+    asked = Asked()
+    callers = [asyncio.create_task(asked.shared.get())]
+    await until(lambda: asked.begun == 1)
+    callers.append(asyncio.create_task(asked.shared.get()))  # which waits for the call to end
     await asyncio.sleep(0)
-    await answer.close()
-    callers.append(asyncio.create_task(answer.get()))
+    await asked.shared.close()
+    callers.append(asyncio.create_task(asked.shared.get()))
     await asyncio.wait(callers)
     errors = [each.exception() for each in callers]
     assert [error.code for error in errors if isinstance(error, CommandError)] == [91] * 3
-    assert asked == 1
+    assert asked.begun == 1

@@ -69,11 +69,6 @@ async def test_watching_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch)
     assert result.output.count("mergerouter status: ") == 2
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates"))
-
-
 @asynccontextmanager
 async def with_tls(certificate: Path) -> AsyncIterator[int]:
     contexts = TlsContexts(TlsFiles(certificate))

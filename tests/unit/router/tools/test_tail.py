@@ -5,7 +5,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +96,10 @@ def test_the_position_goes_on_without_events(
     stream = _Endless()
     stream.event = None
 
-    @contextmanager
-    def watch(*_arguments: Any) -> Iterator[_Endless]:
-        yield stream
-
     def once() -> None:
         stream.alive = False
 
-    monkeypatch.setattr(module, "_watch", watch)
+    monkeypatch.setattr(module, "_watch", lambda *_: nullcontext(stream))
     monkeypatch.setattr(stream, "try_next", once)
     assert invoke("--resume-file", str(tmp_path / "place")).exit_code == 0
     assert read_position(tmp_path / "place") == TOKEN
@@ -114,16 +110,12 @@ def test_a_signal_while_an_event_is_printed_ends_the_command_with_status_0(
 ) -> None:
     stream, echo = _Endless(), typer.echo
 
-    @contextmanager
-    def watch(*_arguments: Any) -> Iterator[_Endless]:
-        yield stream
-
     def interrupted(*arguments: Any, **options: Any) -> None:
         echo(*arguments, **options)
         if stream.seen == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(module, "_watch", watch)
+    monkeypatch.setattr(module, "_watch", lambda *_: nullcontext(stream))
     monkeypatch.setattr(typer, "echo", interrupted)
     result = invoke("shop.orders", "--json")
     assert result.exit_code == 0

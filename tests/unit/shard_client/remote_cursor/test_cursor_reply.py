@@ -11,7 +11,7 @@ from shard_client.errors import CommandError, ProtocolError
 from shard_client.remote_cursor import cursor_reply
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_key
 from tests.recordings import recorded
-from tests.unit.shard_client.bson_values import documents
+from tests.unit.shard_client.bson_values import documents, encoded
 
 tokens = st.text("0123456789ABCDEF", min_size=1, max_size=150)
 token_documents = st.builds(
@@ -26,11 +26,6 @@ events_in_front = st.builds(
 
 def _reply(events, batch="nextBatch", **cursor):
     return {"cursor": {batch: events, "id": 5, "ns": "d.c", **cursor}, "ok": 1.0}
-
-
-def _encode_in_order(document) -> bytes:
-    """Encode without moving ``_id`` to the front, which ``bson.encode`` does at top level only."""
-    return bson.encode({"": document})[6:-1]
 
 
 def sliced(body: bytes) -> CursorBatch:
@@ -96,7 +91,7 @@ def test_events_of_transactions_are_found_without_scanning(chosen):
         patch.setattr(cursor_reply, "_split_by_scanning", None)
         patch.setattr(cursor_reply, "find", None)
         batch = _slice(_reply(events))
-    assert [event for _, event in batch.events] == [_encode_in_order(event) for event in events]
+    assert [event for _, event in batch.events] == [encoded(event) for event in events]
     assert [key.decode() for key, _ in batch.events] == [e["_id"]["_data"] for e in events]
     assert batch.size == sum(len(event) for _, event in batch.events)
 

@@ -6,12 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard_client.errors import NetworkError, ProtocolError
-from shard_client.wire.frame_protocol import FrameStream
+from shard_client.wire.frame_protocol import DEFAULT_KEEP, FrameStream
 from tests.doubles.fed_transport import FedTransport
 
 
 def frame_of(content: bytes) -> bytes:
     return (16 + len(content)).to_bytes(4, "little") + bytes(12) + content
+
+
+def fed_stream(keep: int = DEFAULT_KEEP) -> tuple[FrameStream, FedTransport]:
+    stream = FrameStream(keep=keep)
+    return stream, FedTransport(stream)
 
 
 contents = st.one_of(
@@ -20,8 +25,7 @@ contents = st.one_of(
 
 
 async def receive_all(pieces: list[bytes], keep: int) -> list[bytes]:
-    stream = FrameStream(keep=keep)
-    transport = FedTransport(stream)
+    stream, transport = fed_stream(keep)
     frames: list[bytes] = []
 
     async def read() -> None:
@@ -52,8 +56,7 @@ def test_frames_do_not_depend_on_the_cuts_of_the_stream(bodies, data):
 
 
 async def test_a_peer_that_keeps_sending_is_paused():
-    stream = FrameStream()
-    transport = FedTransport(stream)
+    stream, transport = fed_stream()
     data = frame_of(bytes(1000)) * 1000
     taken = transport.feed(data)
     assert transport.paused
@@ -67,8 +70,7 @@ async def test_a_peer_that_keeps_sending_is_paused():
 
 
 async def test_memory_grows_with_received_bytes_not_with_the_header_s_length():
-    stream = FrameStream()
-    transport = FedTransport(stream)
+    stream, transport = fed_stream()
     reader = asyncio.create_task(stream.receive(bytes))
     await asyncio.sleep(0)
     transport.feed((30_000_000).to_bytes(4, "little") + bytes(12) + bytes(8 * 1024))
@@ -79,8 +81,7 @@ async def test_memory_grows_with_received_bytes_not_with_the_header_s_length():
 
 
 async def test_a_frame_is_announced_and_received_only_when_somebody_waits_for_it():
-    stream = FrameStream()
-    transport = FedTransport(stream)
+    stream, transport = fed_stream()
     frame = frame_of(bytes(500_000))
     announced = asyncio.create_task(stream.announced())
     await asyncio.sleep(0)
@@ -97,8 +98,7 @@ async def test_a_frame_is_announced_and_received_only_when_somebody_waits_for_it
 
 
 async def test_a_frame_is_dropped_if_its_parser_raises():
-    stream = FrameStream()
-    transport = FedTransport(stream)
+    stream, transport = fed_stream()
     transport.feed(frame_of(b"a") + frame_of(b"b"))
 
     def refuse(_frame: memoryview) -> bytes:
@@ -110,8 +110,7 @@ async def test_a_frame_is_dropped_if_its_parser_raises():
 
 
 async def test_a_cancelled_receiver_loses_no_frame():
-    stream = FrameStream()
-    transport = FedTransport(stream)
+    stream, transport = fed_stream()
     reader = asyncio.create_task(stream.receive(bytes))
     await asyncio.sleep(0)
     transport.feed(frame_of(b"a"))
@@ -123,8 +122,7 @@ async def test_a_cancelled_receiver_loses_no_frame():
 
 async def test_frames_before_the_end_are_still_received():
     # As when a client sends an unacknowledged write and disconnects.
-    stream = FrameStream()
-    transport = FedTransport(stream)
+    stream, transport = fed_stream()
     transport.feed(frame_of(b"a") + frame_of(b"b") + frame_of(b"cut off")[:-1])
     stream.connection_lost(None)
     await stream.drain()
@@ -155,8 +153,7 @@ async def test_the_end_wakes_all_waiting_tasks():
 
 
 async def test_a_large_frame_is_received_in_turns():
-    stream = FrameStream()
-    transport = FedTransport(stream)
+    stream, transport = fed_stream()
     frame = frame_of(os.urandom(1_000_000))
     turns = []
 

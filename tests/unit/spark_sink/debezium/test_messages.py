@@ -9,7 +9,7 @@ from typing import Any
 import bson
 import pyarrow as pa
 import pytest
-from bson import Binary, Int64, ObjectId, encode
+from bson import Binary, Int64, ObjectId
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
@@ -262,12 +262,11 @@ def test_messages_made_together_are_those_made_one_by_one(size: int) -> None:
 
 
 def test_a_damaged_document_is_refused() -> None:
-    fields = {"operationType": "insert", "clusterTime": Timestamp(5, 1), "ns": {"db": "d"}}
-    event = bson.encode({**fields, "documentKey": {"_id": 1}, "fullDocument": {"a": "text"}})
-    size = event.index(b"\x02a\0") + 3
-    damaged = event[:size] + struct.pack("<i", 100) + event[size + 4 :]
+    whole = event("insert", fullDocument={"a": "text"})
+    size = whole.index(b"\x02a\0") + 3
+    damaged = whole[:size] + struct.pack("<i", 100) + whole[size + 4 :]
     with pytest.raises(bson.errors.InvalidBSON):
-        _messages(MessageMaker(MessageOptions("p"), lambda: NOW), [*[event] * 50, damaged])
+        _messages(MessageMaker(MessageOptions("p"), lambda: NOW), [*[whole] * 50, damaged])
 
 
 def _messages(maker: MessageMaker, events: list[bytes]) -> list[tuple[Any, ...]]:
@@ -329,33 +328,26 @@ def test_options_of_messages_have_names_in_any_case_and_values_of_their_types() 
     )
 
 
-EVENT = {
-    "_id": {"_data": "82"}, "operationType": "insert", "clusterTime": Timestamp(1, 1),
-    "ns": {"db": "shop", "coll": "orders"}, "documentKey": {"_id": 1},
-    "fullDocument": {"_id": 1, "text": "damaged"},
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("event", "remedy"),
+    ("unusable", "remedy"),
     [
         (
-            encode(EVENT).replace(b"\x02text", b"\x20text"),  # no type of BSON
+            event("insert", fullDocument={"text": "a"}).replace(b"\x02text", b"\x20text"),
             "remove documents=raw and set errors.tolerance=all",
         ),
         (
-            encode({name: each for name, each in EVENT.items() if name != "documentKey"}),
+            event("insert").replace(b"documentKey", b"documentKez"),
             "let the option pipeline keep all fields but those of documents (b'documentKey')",
         ),
     ],
     ids=["damaged", "without its key"],
 )
 def test_an_event_that_is_no_message_stops_job_and_query_with_the_remedy(
-    event: bytes, remedy: str
+    unusable: bytes, remedy: str
 ) -> None:
     columns = {
         "token": pa.array(["82"]), "operationType": pa.array(["insert"]), "op": pa.array(["c"]),
-        "clusterTime": pa.array([0], pa.timestamp("us", "UTC")), "event": pa.array([event]),
+        "clusterTime": pa.array([0], pa.timestamp("us", "UTC")), "event": pa.array([unusable]),
     }  # fmt: skip
     rows = pa.RecordBatch.from_pydict(columns)
     messages = Messages(table_options({"prefix": "p"}))

@@ -7,7 +7,6 @@ import bson
 import pyarrow as pa
 import pytest
 from bson.code import Code
-from bson.timestamp import Timestamp
 
 from spark_sink.debezium.message_batches import Messages
 from spark_sink.debezium.messages import MessageMaker
@@ -16,21 +15,9 @@ from spark_sink.debezium.outbox import Outbox
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.rows.arrow_types import rows_in
 from spark_sink.rows.layouts import Values
+from tests.unit.spark_sink.debezium.made_messages import event
 
 EVENT = {"_id": 1, "aggregatetype": "order", "aggregateid": "a7", "type": "Made", "payload": "p"}
-
-
-def event(document: dict[str, Any] | None, kind: str = "insert") -> bytes:
-    return bson.encode(
-        {
-            "_id": {"_data": "82"},
-            "operationType": kind,
-            "clusterTime": Timestamp(5, 1),
-            **({} if document is None else {"fullDocument": document}),
-            "ns": {"db": "shop", "coll": "outbox"},
-            "documentKey": {"_id": 1},
-        }
-    )
 
 
 def sent(
@@ -38,7 +25,8 @@ def sent(
 ) -> list[tuple[str, str, str | None]]:
     """Topic, key and value of the messages of one event."""
     options = MessageOptions.of({"prefix": "p", "outbox": properties})
-    events = Values.of([event(document, kind)])
+    fields = {} if document is None else {"fullDocument": document}
+    events = Values.of([event(kind, 1, **fields)])
     made = MessageMaker(options, lambda: 0).of_events(events)
     return list(rows_in(made.select(["topic", "key", "value"])))
 
@@ -98,7 +86,7 @@ def test_a_document_that_is_no_event_stops_the_query(monkeypatch: pytest.MonkeyP
     for name in ("payload", "aggregatetype", "aggregateid", "type"):
         with pytest.raises(StreamError, match=f"document 1 of .*it has no {name}"):
             sent({each: EVENT[each] for each in EVENT if each != name}, added)
-    row = pa.RecordBatch.from_pydict({"event": [event({"_id": 1})]})
+    row = pa.RecordBatch.from_pydict({"event": [event("insert", 1, fullDocument={"_id": 1})]})
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
     with pytest.raises(StreamError, match="is no event of an outbox"):
         list(Messages(MessageOptions("p", outbox=Outbox()))([row]))

@@ -34,11 +34,20 @@ from tests.doubles.scripted_job import RECORD, SIX, Script, check_tables, docume
 from tests.doubles.scripted_member import event_token
 from tests.doubles.two_starts import check_two_starts, pause_starts
 
+ROW = pa.table({"token": ["a"]})
+
+
+def begun(where: Path, *tables: str) -> JobFolder:
+    """Return the folder of a new job with these tables."""
+    folder = JobFolder(str(where))
+    folder.begin(JobRecord(tables=tables))
+    return folder
+
 
 def write(folder: JobFolder, number: int, table: str = "bronze") -> None:
     begin = end_at(number - 1) if number else {}
     batch = Batch("q", number, end_at(number), begin)
-    DeltaLog(folder.table(table)).append_rows(pa.table({"token": ["a"]}), batch)
+    DeltaLog(folder.table(table)).append_rows(ROW, batch)
 
 
 def test_a_lost_checkpoint_is_made_again_where_it_was(tmp_path: Path) -> None:
@@ -57,8 +66,7 @@ def test_a_lost_checkpoint_is_made_again_where_it_was(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_says_what_the_tables_say_stays(tmp_path: Path) -> None:
-    folder = JobFolder(str(tmp_path / "job"))
-    folder.begin(JobRecord(tables=("bronze",)))
+    folder = begun(tmp_path / "job", "bronze")
     offsets = {}
     for number in range(4):
         write(folder, number)
@@ -72,8 +80,7 @@ def test_a_checkpoint_that_says_what_the_tables_say_stays(tmp_path: Path) -> Non
 
 def test_an_older_copy_of_a_checkpoint_is_made_again(tmp_path: Path) -> None:
     """A job that goes on from the copy leaves out batches whose numbers the tables have already."""
-    folder = JobFolder(str(tmp_path / "job"))
-    folder.begin(JobRecord(tables=("bronze",)))
+    folder = begun(tmp_path / "job", "bronze")
     for number in range(3):
         write(folder, number)
     restore_checkpoint(folder)
@@ -114,8 +121,7 @@ def test_a_table_of_transactions_alone_gets_each_batch(tmp_path: Path) -> None:
 
 
 def job_with_batches(where: Path, count: int = 3) -> JobFolder:
-    folder = JobFolder(str(where))
-    folder.begin(JobRecord(tables=("bronze", "current")))
+    folder = begun(where, "bronze", "current")
     for number in range(count):
         write(folder, number)
         write(folder, number, "current")
@@ -147,12 +153,11 @@ def test_a_table_that_was_restored_is_not_continued(
 
 def test_a_table_that_is_restored_while_the_job_runs_gets_no_more_batches(tmp_path: Path) -> None:
     table = DeltaLog(str(tmp_path))
-    rows = pa.table({"token": ["a"]})
     for number in range(2):
-        table.append_rows(rows, Batch("q", number))
+        table.append_rows(ROW, Batch("q", number))
     DeltaTable(tmp_path).restore(0)
     with pytest.raises(StreamError, match="was restored"):
-        table.append_rows(rows, Batch("q", 2))
+        table.append_rows(ROW, Batch("q", 2))
     assert DeltaTable(tmp_path).to_pyarrow_table().num_rows == 1
 
 
@@ -272,10 +277,8 @@ def end_at(seconds: int) -> dict[str, Any]:
 
 
 def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) -> None:
-    folder, table = JobFolder(str(tmp_path)), DeltaLog(str(tmp_path / "bronze"))
-    folder.begin(JobRecord(tables=("bronze",)))
-    rows = pa.table({"token": ["a"]})
-    table.append_rows(rows, Batch("q", 0, end_at(100)))
+    folder, table = begun(tmp_path, "bronze"), DeltaLog(str(tmp_path / "bronze"))
+    table.append_rows(ROW, Batch("q", 0, end_at(100)))
     for seconds in (500, 400, 200):
         seek(folder, f"{seconds},1")
         assert planned(folder).position == Offset.of(end_at(seconds)).position
@@ -295,7 +298,7 @@ def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) 
 
     # An interrupted batch is in one of the tables: its events would be there twice.
     shutil.rmtree(folder.table("notifications"))
-    table.append_rows(rows, Batch("q", 1, end_at(300), end_at(100)))
+    table.append_rows(ROW, Batch("q", 1, end_at(300), end_at(100)))
     with pytest.raises(OptionError, match="before the job's position"):
         seek(folder, "250,1")
     seek(folder, "400,1")
@@ -307,8 +310,7 @@ def test_a_seek_is_refused_if_a_start_elsewhere_writes_a_batch_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Events of that batch would be in the one table, and left out for the others."""
-    folder = JobFolder(str(tmp_path))
-    folder.begin(JobRecord(tables=("bronze", "messages")))
+    folder = begun(tmp_path, "bronze", "messages")
     for name in ("bronze", "messages"):
         write(folder, 0, name)
     monkeypatch.setattr(seeking, "take_over", lambda _: write(folder, 1))
@@ -319,14 +321,12 @@ def test_a_seek_is_refused_if_a_start_elsewhere_writes_a_batch_meanwhile(
 
 def test_a_batch_that_is_left_out_names_no_table_that_it_will_not_write(tmp_path: Path) -> None:
     """Otherwise each later start is refused, as that table seems to lack the batch."""
-    folder = JobFolder(str(tmp_path))
-    folder.begin(JobRecord(tables=("bronze", "current", "transactions")))
+    folder = begun(tmp_path, "bronze", "current", "transactions")
     write(folder, 0)
     write(folder, 0, "current")
-    rows, end, begin = pa.table({"token": ["a"]}), end_at(1), end_at(0)
-    batch = Batch("q", 1, end, begin, written={"transactions": 1, "quarantine": 1})
+    batch = Batch("q", 1, end_at(1), end_at(0), written={"transactions": 1, "quarantine": 1})
     for name in ("bronze", "quarantine"):  # then the job was killed
-        DeltaLog(folder.table(name)).append_rows(rows, batch)
+        DeltaLog(folder.table(name)).append_rows(ROW, batch)
     seek(folder, "500,1")
     for name in ("bronze", "quarantine"):
         assert DeltaLog(folder.table(name)).state().batch.written == {"quarantine": 1}
@@ -346,12 +346,10 @@ def test_a_seek_moves_the_position_in_the_collection_of_signals(
     tmp_path: Path, seconds: int, told: str
 ) -> None:
     """A former position ends each later start with a lost history, also after another seek."""
-    folder = JobFolder(str(tmp_path))
-    folder.begin(JobRecord(tables=("bronze",)))
+    folder = begun(tmp_path, "bronze")
     signals = SnapshotQueue(("a",), signal_position=AtTime(Timestamp(200, 1)))
     end = Offset(AtTime(Timestamp(100, 1)), snapshots=signals).document
-    rows = pa.table({"token": ["a"]})
-    DeltaLog(folder.table("bronze")).append_rows(rows, Batch("q", 0, end))
+    DeltaLog(folder.table("bronze")).append_rows(ROW, Batch("q", 0, end))
     for _ in range(2):
         assert told in seek(folder, f"{seconds},1")
         assert planned(folder).snapshots == (
@@ -361,8 +359,7 @@ def test_a_seek_moves_the_position_in_the_collection_of_signals(
 
 def test_a_seek_follows_a_batch_that_spark_has_not_committed(tmp_path: Path) -> None:
     """A seek from the batch before it keeps notifications of a batch that does not exist."""
-    folder = JobFolder(str(tmp_path))
-    folder.begin(JobRecord(tables=("bronze",)))
+    folder = begun(tmp_path, "bronze")
     write(folder, 0)
     folder.checkpoint.write("q", {0: end_at(0)}, -1)
     for seconds in (300, 250):
@@ -398,7 +395,7 @@ def test_a_batch_in_progress_that_the_oplogs_have_lost_is_left_out(
     write(folder, 0, "messages")
     end = Offset(AtTime(Timestamp(300, 1)), events=events).document
     batch = Batch("q", 1, end, end_at(100))
-    DeltaLog(folder.table("bronze")).append_rows(pa.table({"token": ["a"]}), batch)
+    DeltaLog(folder.table("bronze")).append_rows(ROW, batch)
     replace_lost_batch(folder, "mongodb://127.0.0.1:1")
     at = planned(folder)
     assert at.sought == (AtTime(Timestamp(300, 1)) if replaced else None)

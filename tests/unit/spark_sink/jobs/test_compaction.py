@@ -31,15 +31,20 @@ from tests.doubles.table_changes import RandomChanges, apply, documents_in
 from tests.harness.until import wait_for
 
 
+def notify(folder: JobFolder, number: int) -> None:
+    """Append a notification, of the batch with this number."""
+    rows = NOTIFICATION_COLUMNS.empty_table().from_pylist([{"id": "a"}], NOTIFICATION_COLUMNS)
+    DeltaLog(folder.table(NOTIFICATIONS)).append_rows(rows, Batch("q", number))
+
+
 def test_small_files_are_compacted_beside_a_job_and_a_failure_does_not_end_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, printed = JobFolder(str(tmp_path)), [""]
     assert list(compact_tables(folder)) == []
     monkeypatch.setattr(compaction, "_PORTION_FILES", 2)
-    rows = NOTIFICATION_COLUMNS.empty_table().from_pylist([{"id": "a"}], NOTIFICATION_COLUMNS)
     for number in range(3):
-        DeltaLog(folder.table(NOTIFICATIONS)).append_rows(rows, Batch("q", number))
+        notify(folder, number)
 
     def has_printed(line: str) -> bool:
         printed[0] += capsys.readouterr().err
@@ -54,7 +59,7 @@ def test_small_files_are_compacted_beside_a_job_and_a_failure_does_not_end_it(
         assert DeltaLog(folder.table(NOTIFICATIONS)).count() == 3
         for damaged in Path(folder.table(NOTIFICATIONS)).glob("*.parquet"):
             os.truncate(damaged, damaged.stat().st_size // 2)
-        DeltaLog(folder.table(NOTIFICATIONS)).append_rows(rows, Batch("q", 3))
+        notify(folder, 3)
         wait_for_line(
             "shop.orders: the tables were not all compacted; the job continues: the table"
         )
@@ -66,8 +71,7 @@ def test_starts_that_are_shorter_than_the_interval_compact_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, started = JobFolder(str(tmp_path)), time.monotonic()
-    rows = NOTIFICATION_COLUMNS.empty_table().from_pylist([{"id": "a"}], NOTIFICATION_COLUMNS)
-    DeltaLog(folder.table(NOTIFICATIONS)).append_rows(rows, Batch("q", 0))
+    notify(folder, 0)
     printed = ""
     while "compacted into" not in printed and time.monotonic() - started < 30:
         with compaction_beside(folder, 2):
@@ -84,8 +88,7 @@ def test_a_compaction_that_ends_its_process_is_not_begun_by_each_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = JobFolder(str(tmp_path))
-    rows = NOTIFICATION_COLUMNS.empty_table().from_pylist([{"id": "a"}], NOTIFICATION_COLUMNS)
-    DeltaLog(folder.table(NOTIFICATIONS)).append_rows(rows, Batch("q", 0))
+    notify(folder, 0)
     monkeypatch.setattr(compaction, "merge_small_files", Mock(side_effect=SystemExit))
     with pytest.raises(SystemExit):
         [*compact_tables(folder)]
@@ -97,9 +100,8 @@ def test_a_stop_ends_a_compaction_after_the_portion_in_progress(
 ) -> None:
     folder, asked = JobFolder(str(tmp_path)), iter([False, False, False, True])
     monkeypatch.setattr(compaction, "_PORTION_FILES", 2)
-    rows = NOTIFICATION_COLUMNS.empty_table().from_pylist([{"id": "a"}], NOTIFICATION_COLUMNS)
     for number in range(6):
-        DeltaLog(folder.table(NOTIFICATIONS)).append_rows(rows, Batch("q", number))
+        notify(folder, number)
     [line] = compact_tables(folder, lambda: next(asked, True))
     assert line == "notifications: 6 files compacted into 5, 0 old ones deleted"
 

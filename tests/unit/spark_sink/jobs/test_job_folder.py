@@ -19,15 +19,15 @@ from spark_sink.snapshot.plan import Progress, SnapshotPlan
 from spark_sink.snapshot.queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.source.offsets import Offset
 
+FAKE = {"namespaces": ["shop.orders"], "options": {}, "tables": ["bronze", "current"]}
 
-def fake_job(folder: Path, **snapshot: Any) -> JobFolder:
+
+def fake_job(folder: Path, record: dict[str, Any] = FAKE, **snapshot: Any) -> JobFolder:
     """A job's folder with one batch, as its checkpoint has it."""
     offsets = folder / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)
     (offsets / "0").write_text("v1\n{}\n" + json.dumps({"position": {"start": "now"}, **snapshot}))
-    (folder / "job.json").write_text(
-        json.dumps({"namespaces": ["shop.orders"], "options": {}, "tables": ["bronze", "current"]})
-    )
+    (folder / "job.json").write_text(json.dumps(record))
     return JobFolder(str(folder))
 
 
@@ -120,14 +120,8 @@ def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
 
 
 def test_a_job_keeps_the_options_of_its_messages(tmp_path: Path) -> None:
-    folder = JobFolder(str(tmp_path))
-    offsets = tmp_path / "checkpoint" / "offsets"
-    offsets.mkdir(parents=True)
-    (offsets / "0").write_text("v1\n{}\n" + json.dumps({"position": {"start": "now"}}))
-    record = JobRecord(("shop",), tables=(MESSAGES,), messages={"prefix": "p"})
-    (tmp_path / "job.json").write_text(
-        json.dumps({"namespaces": ["shop"], "tables": [MESSAGES], "messages": {"prefix": "p"}})
-    )
-    folder.begin(record)
+    written = {"namespaces": ["shop"], "tables": [MESSAGES], "messages": {"prefix": "p"}}
+    folder = fake_job(tmp_path, written)
+    folder.begin(JobRecord(("shop",), tables=(MESSAGES,), messages={"prefix": "p"}))
     with pytest.raises(OptionError, match="has --message prefix=p, not prefix=q: start it as"):
         folder.begin(JobRecord(("shop",), tables=(MESSAGES,), messages={"prefix": "q"}))

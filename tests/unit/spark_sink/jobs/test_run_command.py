@@ -109,6 +109,13 @@ def run(folder: Path, *arguments: str) -> Result:
     return CliRunner().invoke(command.job, given)
 
 
+def run_all(folder: Path, *names: str) -> Result:
+    """Run the jobs of a file with these collections."""
+    (folder / "jobs.yaml").write_text("collections:\n" + "".join(f"  {name}:\n" for name in names))
+    given = ["--config", str(folder / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
+    return CliRunner().invoke(command.job, ["run", "--out", str(folder / "job"), *given])
+
+
 def test_a_batch_is_a_line(events: list[str], tmp_path: Path) -> None:
     result = run(tmp_path, "--configdb", "cfg/h:1", "--upstream", "mongodb://m:1")
     assert result.exit_code == 0, result.output
@@ -137,10 +144,8 @@ def test_a_job_beside_one_that_cannot_start_does_not_end_the_one_that_runs(
     events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "take_over", lambda _: events.append("takes over"))
-    (tmp_path / "jobs.yaml").write_text("collections:\n  shop.good:\n  shop.bad:\n")
-    given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
     with JobFolder(str(tmp_path / "job" / "shop.bad")).locked():
-        result = CliRunner().invoke(command.job, ["run", "--out", str(tmp_path / "job"), *given])
+        result = run_all(tmp_path, "shop.good", "shop.bad")
     assert "shop.bad is running" in result.output
     assert "takes over" not in events
 
@@ -306,9 +311,9 @@ job(["run", "shop.orders", "--uri", "{URI}", "--out", "{tmp_path}/job"])
     assert (done.returncode, done.stderr) == (0, "stopped before the first batch\n")
 
 
-@pytest.mark.parametrize("others", ["", "  shop.good:\n"])
+@pytest.mark.parametrize("others", [(), ("shop.good",)])
 def test_a_failure_ends_all_jobs_and_is_printed_and_reported_once(
-    others: str, events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    others: tuple[str, ...], events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> bool:
         raise StreamingQueryException("x\nCaused by: java.io.IOException: disk is gone")
@@ -316,9 +321,7 @@ def test_a_failure_ends_all_jobs_and_is_printed_and_reported_once(
     ticks = {"shop.bad": fail, "shop.good": bool}
     start = lambda job, *_: WaitingQuery(ticks[job.record.namespaces[0]], events)  # noqa: E731
     monkeypatch.setattr(JobQuery, "start", start)
-    (tmp_path / "jobs.yaml").write_text(f"collections:\n  shop.bad:\n{others}")
-    given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
-    result = CliRunner().invoke(command.job, ["run", "--out", str(tmp_path / "job"), *given])
+    result = run_all(tmp_path, "shop.bad", *others)
     assert (result.exit_code, result.output.count("error: disk is gone\n")) == (1, 1)
     assert ("shop.bad: the job has failed, and the others end" in result.output) is bool(others)
     assert ("shop.good: Spark has started: the job begins" in result.output) is bool(others)
@@ -350,9 +353,7 @@ def test_a_failure_while_the_jobs_end_for_another_one_is_no_orderly_stop(
 
     monkeypatch.setattr(JobQuery, "start", start)
     monkeypatch.setattr(StopRequest, "request", requested)
-    (tmp_path / "jobs.yaml").write_text("collections:\n  shop.bad:\n  shop.worse:\n")
-    given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
-    result = CliRunner().invoke(command.job, ["run", "--out", str(tmp_path / "job"), *given])
+    result = run_all(tmp_path, "shop.bad", "shop.worse")
     assert "shop.worse: the job has failed, and the others end: router is gone\n" in result.output
     assert "stopped with Spark's JVM" not in result.output
     assert {"reports disk is gone", "reports router is gone"} <= {*events}
@@ -417,7 +418,5 @@ def test_an_exit_in_the_thread_of_one_job_ends_the_others(
     ticks = {"shop.bad": leave, "shop.good": bool}
     start = lambda job, *_: WaitingQuery(ticks[job.record.namespaces[0]], events)  # noqa: E731
     monkeypatch.setattr(JobQuery, "start", start)
-    (tmp_path / "jobs.yaml").write_text("collections:\n  shop.bad:\n  shop.good:\n")
-    given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
-    result = CliRunner().invoke(command.job, ["run", "--out", str(tmp_path / "job"), *given])
+    result = run_all(tmp_path, "shop.bad", "shop.good")
     assert result.exit_code == 3

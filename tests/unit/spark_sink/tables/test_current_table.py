@@ -202,6 +202,14 @@ def test_a_task_of_a_batch_with_large_documents_reads_a_small_part_of_it(
     assert documents_in(tmp_path / "current") == stream.collections
 
 
+def with_text_key(stream: RandomChanges, name: str, identifier: str, text: str) -> dict[str, Any]:
+    """Return the event of a document whose `_id` is a text."""
+    document = {"_id": identifier, "text": text}
+    stream.collections[name, identifier] = document  # type: ignore[index]
+    event = stream._event("replace", name, 0, fullDocument=document)
+    return {**event, "documentKey": {"_id": identifier}}
+
+
 @pytest.mark.usefixtures("small")
 def test_files_share_collections_only_as_the_log_can_tell(tmp_path: Path) -> None:
     """Many small collections share a file, a large one has its own; long keys are no exception."""
@@ -221,10 +229,7 @@ def test_files_share_collections_only_as_the_log_can_tell(tmp_path: Path) -> Non
                 text = stream.chance.randbytes(60).hex()
                 is_long = name == "large" or key % 7 == 0
                 identifier = f"{key:06}" * (1000 if is_long else 1)
-                document = {"_id": identifier, "text": text}
-                stream.collections[name, identifier] = document  # type: ignore[index]
-                event = stream._event("replace", name, key, fullDocument=document)
-                events.append({**event, "documentKey": {"_id": identifier}})
+                events.append(with_text_key(stream, name, identifier, text))
         apply(folder, events, number)
         assert documents_in(folder) == stream.collections
         assert check_ranges(folder) > 4
@@ -244,10 +249,7 @@ def test_long_keys_that_begin_alike_are_in_one_row_each(tmp_path: Path) -> None:
         events = []
         for name, identifier in places:
             text = stream.chance.randbytes(100).hex()
-            document = {"_id": identifier, "text": text}
-            stream.collections[name, identifier] = document  # type: ignore[index]
-            event = stream._event("replace", name, 0, fullDocument=document)
-            events.append({**event, "documentKey": {"_id": identifier}})
+            events.append(with_text_key(stream, name, identifier, text))
         apply(folder, events, number)
         assert len(DeltaLog(str(folder)).paths()) > 1
         assert documents_in(folder) == stream.collections
@@ -510,16 +512,6 @@ def test_a_restored_table_is_told_by_its_files_also_if_it_was_empty(tmp_path: Pa
         DeltaLog(str(tmp_path)).require_not_restored()
 
 
-def test_a_query_does_not_continue_on_a_restored_table(tmp_path: Path) -> None:
-    """Each of its batches opens the table, so none sees the restore among later commits."""
-    stream = RandomChanges(1)
-    for number in range(2):
-        apply(tmp_path, [stream.change(number, n=1)], number)
-    DeltaTable(tmp_path).restore(0)
-    with pytest.raises(StreamError, match="was restored"):
-        CurrentTable(str(tmp_path)).apply(Mock())
-
-
 def test_a_new_query_may_begin_on_a_restored_table_with_a_snapshot_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -541,6 +533,8 @@ def test_a_new_query_may_begin_on_a_restored_table_with_a_snapshot_alone(
             write(0, refused)
     with pytest.raises(StreamError, match="was restored"):
         write(3, read, query="q")
+    with pytest.raises(StreamError, match="was restored"):
+        CurrentTable(str(tmp_path)).apply(Mock())  # without a query's batch
     write(0)
     write(1, read)
     end = {"operationType": "snapshotEnd", "readUntil": time, "ns": {"db": "", "coll": ""}}

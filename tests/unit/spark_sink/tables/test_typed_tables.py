@@ -26,13 +26,12 @@ from spark_sink.errors import OptionError
 from spark_sink.rows.checksum import Checksum
 from spark_sink.rows.typed_documents import InferredDocuments, TypedDocuments
 from spark_sink.tables import delta_log
-from spark_sink.tables.current_table import CurrentTable, Upsert
+from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.places import KEY_RANGE
-from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_state import Batch
-from tests.doubles.table_changes import STEPS, RandomChanges, killed, staged
+from tests.doubles import table_changes
+from tests.doubles.table_changes import STEPS, RandomChanges, killed
 
 TOKENS = count(1)
 INFER = TableForm(StructType([]), infers=True)
@@ -45,10 +44,7 @@ VALUES: tuple[Any, ...] = (
 def apply(
     folder: Path, events: Sequence[dict[str, Any]], number: int, form: TableForm = INFER
 ) -> None:
-    table = CurrentTable(str(folder), form=form)
-    quarantine = DeltaLog(str(folder.with_name("quarantine")))
-    changes = ChangeReport.total(staged(folder, events))
-    table.apply_staged(None, Upsert(changes, Batch("q", number), quarantine))
+    table_changes.apply(folder, events, number, table=CurrentTable(str(folder), form=form))
 
 
 def rows_in(folder: Path) -> dict[int, dict[str, Any]]:

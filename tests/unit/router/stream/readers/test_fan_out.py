@@ -37,9 +37,11 @@ class Reading:
         self.arrive(range(events), **fields)
 
     def arrive(self, numbers: Sequence[int], **fields: Any) -> None:
+        documents = [{"_id": n, "tenant": n % 2, **fields} for n in numbers]
+        namespace = {"db": "db", "coll": "coll"}
         found = [
-            event(data_of(11, 1, inc=n + 1), fullDocument={"_id": n, "tenant": n % 2, **fields})
-            for n in numbers
+            event(data_of(11, 1, inc=each["_id"] + 1), fullDocument=each, ns=namespace)
+            for each in documents
         ]
         self.stream.batch_arrived(A, batch(found, token_of(found[-1][1])))
         self.stream.batch_arrived(CONFIG, batch([], hwm(20)))
@@ -216,16 +218,6 @@ def test_many_projections_of_one_event_do_not_stretch_a_step(
 NAME = Namespace(b"db", b"coll")
 
 
-def arrive(stream: PrivateStream, number: int, **fields: Any) -> None:
-    namespace = {"db": "db", "coll": "coll"}
-    document = {"_id": number, **fields}
-    found = [event(data_of(11, 1, inc=number), fullDocument=document, ns=namespace)]
-    stream.batch_arrived(A, batch(found, token_of(found[-1][1])))
-    stream.batch_arrived(CONFIG, batch([], hwm(20)))
-    while stream.release():
-        pass
-
-
 def test_an_exception_at_a_namespace_s_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = opened(shards=1)
     fan_out = FanOut(stream, 1 << 30)
@@ -240,24 +232,22 @@ def test_an_exception_at_a_namespace_s_end_is_an_error(monkeypatch: pytest.Monke
 
 
 def test_a_failed_view_whose_scan_another_has_joined_is_forgotten() -> None:
-    stream = opened(shards=1)
-    stream.keep_bytes = 1 << 30
-    fan_out = FanOut(stream, 1 << 30)
+    reading = Reading(1)
+    fan_out = reading.fan_out
     greedy = compile_filter([{"$match": {"fullDocument.many": {"$gt": 5}}}])
 
     late = fan_out.open(EVERYTHING, first_key(START), Namespace(b"other", b"coll"))
-    for number in range(1, 40):
-        arrive(stream, number)
+    for number in range(1, 39):
+        reading.arrive([number])
     # A client begins at the end, while the others are far behind.
     failing = fan_out.open(greedy, data_of(11, 1, inc=39).encode(), NAME)
-    arrive(stream, 40, many=[1] * (MOST_WORK + 1))
-    while fan_out.behind:
-        fan_out.step(count().__next__, 1)
+    reading.arrive([39], many=[1] * (MOST_WORK + 1))
+    reading.pass_on()
     assert failing.failure is not None
     assert late.failure is None
     for view in (failing, late):
         fan_out.close(view)
     shown = fan_out.describe()
     assert (shown["readers"], shown["filters"], shown["namespaces"]) == (0, 0, 0)
-    arrive(stream, 41)
+    reading.arrive([40])
     assert not fan_out.behind, "nobody reads"
