@@ -66,5 +66,5 @@ def test_a_job_processes_signals_and_writes_notifications(
     run()
     outcomes = verify_job(spark, where, shop.uri, shown=100)
     assert {name: (each.count, each.remark) for name, each in outcomes.items()} == {
-        "bronze": (0, ""), "current": (0, ""), "notifications": (0, ""),
+        "bronze": (0, ""), "current": (0, ""), "notifications": (0, ""), "quarantine": (0, ""),
     }  # fmt: skip

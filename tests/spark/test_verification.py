@@ -113,7 +113,7 @@ def test_whole_rows_are_compared_with_the_stream(
     change_everything(shop)
     run_once(spark, shop, tmp_path, **options)
     found = verified(0)
-    assert found.keys() == {*TABLES, "notifications"}
+    assert found.keys() == {*TABLES, "notifications", "quarantine"}
     for name, each in found.items():
         assert (each["differences"], each["remark"]) == (0, ""), (name, each)
         kinds = [line.partition(" with ")[0].partition(" from ")[0] for line in each["compared"]]

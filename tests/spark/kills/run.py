@@ -424,8 +424,12 @@ def _damage_unseen(
     spark: SparkSession, shop: Shop, folder: JobFolder, chance: random.Random
 ) -> list[str]:
     """Change a value or a row of a table at random, for `verify` to find, and undo that."""
-    name = chance.choice([each for each in _TABLES if DeltaTable.is_deltatable(folder.table(each))])
-    rows = DeltaTable(folder.table(name)).to_pyarrow_table()
+    tables = {
+        name: DeltaTable(folder.table(name)).to_pyarrow_table()
+        for name in _TABLES
+        if DeltaTable.is_deltatable(folder.table(name))
+    }
+    name, rows = chance.choice([each for each in tables.items() if each[1].num_rows])
     what, damaged = chance.choice([*damages(rows, chance)])
     write_deltalake(folder.table(name), damaged, mode="overwrite")
     seen = verify_job(spark, folder, shop.uri, [name])[name].count
