@@ -18,9 +18,9 @@ from router.access.login import AccessControl
 from router.admin.router_status import collect_own
 from router.admin.server import admin_port
 from router.allocator import keep_slack_small
+from router.catalog.catalog_primary import CatalogPrimary
 from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
-from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
 from router.catalog.version import ClusterVersion
 from router.commands.serving_process import NOW, ServerDescription, ServingProcess
 from router.config.settings import Settings, settings_of_streams
@@ -37,6 +37,7 @@ from router.stream_settings import StreamSettings, settings_of_process
 from router.tasks import OwnedTasks
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
+from router.upstream.upstream_mongos import UpstreamMongos, parse_upstream
 from shard_client.wire.authentication import Access
 from shard_client.wire.tls import TlsContexts
 

@@ -15,15 +15,15 @@ import structlog
 
 from router.access.signing import SignedTimes
 from router.access.users import Users
+from router.catalog.catalog_primary import CatalogPrimary
 from router.catalog.cluster import Cluster
-from router.catalog.server_link import ServerLink
-from router.catalog.upstream import CatalogPrimary
 from router.limits.client_limits import ClientLimits
 from router.limits.fair_limit import FairLimit
 from router.privileges import User, UserName
 from router.request.field_checks import missing_field
 from router.tasks import OwnedTasks
 from router.tls.certificates import Certificates
+from router.upstream.server_link import ServerLink
 from shard_client import spans
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.authentication import EXTERNAL, X509

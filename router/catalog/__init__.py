@@ -1,1 +1,1 @@
-"""The cluster as the router sees it: shards, time, versions, and the upstream; checks of all."""
+"""The cluster as the router sees it: shards, catalog, time and versions; checks of all servers."""

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from router.catalog.cluster import Cluster
-from router.catalog.upstream import UpstreamMongos
+from router.upstream.upstream_mongos import UpstreamMongos
 from shard_client.errors import CommandError, NetworkError
 
 log = structlog.get_logger(component="SHARDING")

@@ -7,11 +7,12 @@ from typing import Any
 
 from router.access.login import Login
 from router.access.signing import check_drift
-from router.catalog.server_link import Reachable, ServerLink
-from router.catalog.upstream import CatalogPrimary, UpstreamMongos
+from router.catalog.catalog_primary import CatalogPrimary
 from router.commands.serving_process import ServingProcess
 from router.privileges import CLUSTER, User
 from router.request.accepted import OF_ANY_COMMAND, brief, is_cluster_time
+from router.upstream.server_link import Reachable, ServerLink
+from router.upstream.upstream_mongos import UpstreamMongos
 from shard_client.errors import RESUMABLE_CODES, CommandError, ErrorCode, NetworkError
 from shard_client.wire.documents import encode
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from bson.timestamp import Timestamp
 
 from router.access.login import AccessControl
+from router.catalog.catalog_primary import CatalogPrimary
 from router.catalog.cluster import Cluster
 from router.catalog.server_checks import ServerChecks
-from router.catalog.upstream import CatalogPrimary, UpstreamMongos
 from router.catalog.version import ServerIdentity
 from router.commands.job_reports import JobReports
 from router.commands.reply_bodies import without_state_change
@@ -22,6 +22,7 @@ from router.cursors.registry import CursorRegistry
 from router.limits.client_limits import ClientLimits
 from router.peers.peers import Peers
 from router.tls.certificates import Certificates
+from router.upstream.upstream_mongos import UpstreamMongos
 from shard_client.cluster_clock import ClusterClock, is_signed
 from shard_client.errors import CommandError
 from shard_client.wire.bson_slices import find

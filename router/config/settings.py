@@ -249,7 +249,7 @@ class Settings(Section):
     def _is_uri(cls, value: str | None) -> str | None:
         if value is not None:
             # Imported here: it brings the logs with it, and the help of a command needs none.
-            from router.catalog.upstream import parse_upstream
+            from router.upstream.upstream_mongos import parse_upstream
 
             parse_upstream(value)
         return value

@@ -10,9 +10,9 @@ from typing import Any, Final
 import structlog
 from bson.int64 import Int64
 
-from router.catalog.server_link import ServerLink
 from router.peers.cursor_ids import new_cursor_id, worker_of
 from router.peers.messages import WorkerMessage
+from router.upstream.server_link import ServerLink
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Address, Connection
 

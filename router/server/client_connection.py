@@ -9,8 +9,7 @@ from typing import Any
 import structlog
 
 from router.access.authorization import login_required, not_for_certificates
-from router.catalog.server_link import LoginLostError
-from router.catalog.upstream import CatalogPrimary
+from router.catalog.catalog_primary import CatalogPrimary
 from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, reread_users
 from router.commands.call import Call, Client
 from router.commands.command import COMMANDS, Command, counted_name
@@ -32,6 +31,7 @@ from router.server.client_deadlines import ClientDeadlines
 from router.server.client_message import ClientMessage, off_loop
 from router.server.incoming import Incoming, PortShares
 from router.tls.handshake import ForeignProtocolError, log_refused_client
+from router.upstream.server_link import LoginLostError
 from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
 from shard_client.wire.compression import NEVER_COMPRESSED
 from shard_client.wire.documents import encode

@@ -21,7 +21,6 @@ import uvloop
 
 from router.allocator import collect_less_often, keep_freed_memory
 from router.assembly import Parts, process_parts
-from router.catalog.upstream import UpstreamMongos
 from router.commands.serving_process import ServerDescription
 from router.commands.topology_version import TopologyVersion
 from router.config.log_lines import configure_logging
@@ -30,6 +29,7 @@ from router.peers import messages
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
 from router.tasks import OwnedTasks
+from router.upstream.upstream_mongos import UpstreamMongos
 from router.workers.channel import Channel
 from router.workers.child import WorkerStart
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from bson import Int64
 
-from router.catalog.upstream import UpstreamMongos
+from router.upstream.upstream_mongos import UpstreamMongos
 from tests.doubles.scripted_server import Asked, ScriptedServer, scripted_server
 
 Document = dict[str, Any]

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from router.catalog.upstream import UpstreamMongos
 from router.commands.serving_process import ServingProcess
 from router.server.listener import Listener
 from router.tls.handshake import Handshakes
+from router.upstream.upstream_mongos import UpstreamMongos
 from tests.doubles.fake_cursors import FakeCursors
 from tests.doubles.scripted_server import Script, ScriptedServer, scripted_server
 from tests.harness.raw_client import RawClient

@@ -23,9 +23,9 @@ from structlog.testing import capture_logs
 from router.access.login import Login, LoginLog, scram_user
 from router.access.signing import SignedTimes, SigningKey
 from router.access.users import Users
-from router.catalog.server_link import ServerLink
-from router.catalog.upstream import CatalogPrimary
+from router.catalog.catalog_primary import CatalogPrimary
 from router.limits.fair_limit import FairLimit
+from router.upstream.server_link import ServerLink
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address

@@ -8,9 +8,9 @@ import pytest
 from bson import Timestamp
 from structlog.testing import capture_logs
 
-from router.catalog import upstream
+from router.catalog import catalog_primary
+from router.catalog.catalog_primary import CatalogPrimary
 from router.catalog.cluster import Cluster, MemberDialer
-from router.catalog.upstream import CatalogPrimary
 from router.limits.memory import Holding, Memory
 from router.lookup.upstream_reads import Result, UpstreamReads
 from router.stream_settings import StreamSettings
@@ -234,7 +234,7 @@ async def test_a_lookup_in_a_replica_set_waits_for_the_next_primary(
     expired: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Whether a kept connection is found cut, or a new one is refused."""
-    monkeypatch.setattr(upstream, "_TIMEOUT", 0.1)
+    monkeypatch.setattr(catalog_primary, "_TIMEOUT", 0.1)
     first, second, cluster = await replica_set()
     primary, lent = CatalogPrimary(cluster), 0
 

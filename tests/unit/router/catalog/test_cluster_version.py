@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from router.catalog.upstream import UpstreamMongos
 from router.catalog.version import ClusterVersion
 from router.commands.serving_process import ServerDescription
+from router.upstream.upstream_mongos import UpstreamMongos
 from shard_client.errors import CommandError, NetworkError
 from tests.doubles.fake_clusters import Server, VersionedServers
 from tests.harness.until import PATIENCE, until

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from bson import Code, Int64
 
-from router.catalog.server_link import Reachable, ServerLink
 from router.commands.fail_points import FailPoints
 from router.config.log_lines import RECENT
 from router.config.settings import load_settings
+from router.upstream.server_link import Reachable, ServerLink
 from tests.doubles.fake_clusters import OneShard
 from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import WATCH, facade, facade_before

@@ -13,13 +13,13 @@ from typing import Any
 import bson
 import pytest
 
-from router.catalog.upstream import UpstreamMongos
 from router.config.settings import load_settings
 from router.limits.client_limits import ClientLimits, supported_connections
 from router.limits.connection_limit import ConnectionLimit, client_of
 from router.limits.fair_limit import FairLimit
 from router.limits.turns import Turns
 from router.server.client_deadlines import ClientDeadlines
+from router.upstream.upstream_mongos import UpstreamMongos
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
 from tests.doubles.scripted_server import Asked, scripted_server

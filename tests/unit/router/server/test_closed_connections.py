@@ -10,9 +10,9 @@ from typing import TypeVar
 import pytest
 from bson import Int64
 
-from router.catalog.upstream import UpstreamMongos
 from router.limits.client_limits import ClientLimits
 from router.server.client_connection import ClientConnection
+from router.upstream.upstream_mongos import UpstreamMongos
 from shard_client.wire.frame_protocol import FrameStream
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import Asked, scripted_server

@@ -8,8 +8,8 @@ import pytest
 from bson import Int64
 from bson.timestamp import Timestamp
 
-from router.catalog.upstream import UpstreamMongos
 from router.server import listener
+from router.upstream.upstream_mongos import UpstreamMongos
 from shard_client.wire.connection import is_loopback
 from tests.doubles.scripted_server import Asked, answer_ok, scripted_server
 from tests.harness.facade import WATCH, facade, facade_before

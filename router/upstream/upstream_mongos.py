@@ -1,31 +1,20 @@
-"""The upstream (``--upstream``): a mongos, or the primary of the replica set behind the router."""
+"""The upstream mongos (``--upstream``): it gets the commands that the router does not answer."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 import structlog
 from bson.objectid import ObjectId
 
-from router.catalog.cluster import Cluster
-from shard_client.errors import (
-    NOT_PRIMARY_CODES,
-    CommandError,
-    ErrorCode,
-    NetworkError,
-    WrongServerError,
-    is_resumable,
-)
-from shard_client.replica_set.replica_set import PRIMARY
+from shard_client.errors import CommandError, ErrorCode, NetworkError, WrongServerError
 from shard_client.wire.authentication import OPEN, Access, Credentials
-from shard_client.wire.bson_slices import find
 from shard_client.wire.connection import Address, Connection, format_address, parse_address
 from shard_client.wire.connection_pool import ConnectionPool, PoolLimits
-from shard_client.wire.frames import with_field
 
 log = structlog.get_logger(component="NETWORK")
 
 _TIMEOUT = 5.0
-"""Seconds for one attempt to connect, or to find a primary."""
+"""Seconds for one attempt to connect."""
 _LENT = PoolLimits(idle_time=30.0)
 """The limits of the connections that are lent to lookups."""
 _SCHEME = "mongodb://"
@@ -130,7 +119,9 @@ class UpstreamMongos:
             CommandError: the server refuses the login.
             NetworkError: the server does not answer.
         """
-        connection = await _connect(self._access, address, _TIMEOUT)
+        connection = await Connection.open(
+            address, timeout=_TIMEOUT, tls=self._access.context, app_name="mergerouter upstream"
+        )
         try:
             self._identify(connection)
             if credentials is not None:
@@ -182,82 +173,3 @@ class UpstreamMongos:
         raise CommandError(
             ErrorCode.HostUnreachable, "the upstream mongos is unreachable: " + "; ".join(failures)
         )
-
-
-class CatalogPrimary:
-    """The primary of the replica set that knows the users: of the config server, or of the set.
-
-    Logins are relayed to it. It is the upstream of a router in front of a replica set.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._target = cluster.catalog
-
-    async def serves(self, address: Address) -> bool:
-        """Return whether ``address`` is the primary's; look for the primary if none is known.
-
-        Raises CommandError (HostUnreachable, no primary answers within five seconds).
-        """
-        with _search_for_primary(self._target):
-            replica_set = self._cluster.replica_set(self._target)
-            return await replica_set.select(PRIMARY, _TIMEOUT) == address
-
-    @asynccontextmanager
-    async def lend(self) -> AsyncIterator[Connection]:
-        """Lend a connection, logged in as the router's own user if it has one, for a block.
-
-        Raises CommandError (HostUnreachable, no primary answers within five seconds), NetworkError.
-        """
-        async with AsyncExitStack() as lent:
-            with _search_for_primary(self._target):
-                primary = self._cluster.lend(self._target, timeout=_TIMEOUT, greet=False)
-                connection = await lent.enter_async_context(primary)
-            yield connection
-
-    def note_reply(self, address: Address | None, code: int | None) -> None:
-        """Look for another primary if the error of a reply from ``address`` says so.
-
-        ``code`` is None for a reply without an error. A late reply of an earlier primary does not
-        concern the present one.
-        """
-        if code in NOT_PRIMARY_CODES and address is not None:
-            self._cluster.distrust(self._target, address)
-
-    def as_mongos(self, command: bytes, reply: bytes) -> bytes:
-        """Return the reply to a client's command with a recovery token in a transaction.
-
-        Drivers pass it on as they commit or abort, perhaps through another router. A replica set
-        ignores it: its primary knows the transaction. ``reply`` is a whole frame.
-        """
-        if find(command, b"autocommit") is None:
-            return reply
-        return with_field(reply, "recoveryToken", {"recoveryShardId": self._target})
-
-    async def connect(self) -> Connection:
-        """Open a connection that is not logged in.
-
-        Raises CommandError: HostUnreachable, no primary answers within five seconds.
-        """
-        with _search_for_primary(self._target):
-            async with self._cluster.lend(self._target, timeout=_TIMEOUT) as primary:
-                return await _connect(self._cluster.access, primary.address, _TIMEOUT)
-
-
-@contextmanager
-def _search_for_primary(target: str) -> Iterator[None]:
-    """Raise HostUnreachable if the block finds no primary, which may be over soon."""
-    try:
-        yield
-    except (CommandError, NetworkError) as error:
-        if isinstance(error, CommandError) and not is_resumable(error):
-            raise
-        why = f"no primary of {target} answers: {error}"
-        raise CommandError(ErrorCode.HostUnreachable, why) from error
-
-
-async def _connect(access: Access, address: Address, timeout: float) -> Connection:
-    """Open a connection, without a login, that serves clients or lookups."""
-    return await Connection.open(
-        address, timeout=timeout, tls=access.context, app_name="mergerouter upstream"
-    )
