@@ -7,7 +7,8 @@ from bson.int64 import Int64
 from bson.objectid import ObjectId
 
 from router.commands.authentication import fields_of_hello
-from router.commands.call import Call, Client
+from router.commands.call import Call
+from router.commands.client import Client
 from router.commands.command import answers
 from router.commands.reply_bodies import Answer
 from router.parameter import MILLISECONDS

@@ -15,7 +15,8 @@ from router.commands.call import Call
 from router.commands.command import UNKNOWN, answers
 from router.commands.other_workers import ask_other_workers
 from router.commands.reply_bodies import Answer
-from router.commands.serving_process import Counters, ServingProcess
+from router.commands.serving_process import ServingProcess
+from router.counters.process_counters import Counters
 from router.counters.status_sums import sum_statuses
 from shard_client.wire.connection import format_address
 

@@ -1,6 +1,5 @@
-"""What commands share: the parts, the clock and the counters of the router's process."""
+"""What commands share: the parts and the clock of the router's process."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from router.commands.job_reports import JobReports
 from router.commands.reply_bodies import without_state_change
 from router.commands.topology_version import TopologyVersion
 from router.config.settings import Settings
+from router.counters.process_counters import Counters
 from router.cursors.registry import CursorRegistry
 from router.limits.client_limits import ClientLimits
 from router.peers.peers import Peers
@@ -34,26 +34,6 @@ if TYPE_CHECKING:  # which only a router with ``enableTestCommands`` loads
 
 NOW: Final = partial(datetime.now, UTC)
 """The wall clock."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """The counters of serverStatus since the process began."""
-
-    connections: int = 0
-    connections_created: int = 0
-    requests: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    passed_through: int = 0
-    passed_on: int = 0
-    awaiting_hellos: int = 0
-    user_asserts: int = 0
-    errors: dict[int, int] = field(default_factory=dict)
-    runs: Counter[str] = field(default_factory=Counter)
-    """How often each command was run, by its official name."""
-    failures: Counter[str] = field(default_factory=Counter)
-    """How often the router itself answered it with an error."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,8 @@ import structlog
 from router.access.authorization import login_required, not_for_certificates
 from router.catalog.catalog_primary import CatalogPrimary
 from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, reread_users
-from router.commands.call import Call, Client
+from router.commands.call import Call
+from router.commands.client import Client
 from router.commands.command import COMMANDS, Command, counted_name
 from router.commands.other_workers import kill_unread, take_user
 from router.commands.reply_bodies import (

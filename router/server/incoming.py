@@ -4,8 +4,8 @@ import asyncio
 from contextlib import ExitStack
 from typing import Final
 
-from router.commands.call import Client
-from router.commands.serving_process import Counters
+from router.commands.client import Client
+from router.counters.process_counters import Counters
 from router.limits.client_limits import ClientLimits
 from router.limits.fair_limit import FairLimit
 from router.limits.turns import MILLISECOND, Turns

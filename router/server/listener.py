@@ -12,8 +12,9 @@ import structlog
 
 from router.accepting_port import BACKLOG, AcceptingPort
 from router.access.login import Login
-from router.commands.call import Client
-from router.commands.serving_process import Counters, ServingProcess
+from router.commands.client import Client
+from router.commands.serving_process import ServingProcess
+from router.counters.process_counters import Counters
 from router.limits.connection_limit import ConnectionLimit
 from router.server.client_connection import ClientConnection
 from router.server.incoming import PortShares

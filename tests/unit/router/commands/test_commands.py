@@ -228,7 +228,7 @@ async def test_a_client_whose_login_at_the_upstream_is_lost_is_disconnected(
         link.pin()
         return link
 
-    monkeypatch.setattr("router.commands.call.ServerLink", link_that_has_ended)
+    monkeypatch.setattr("router.commands.client.ServerLink", link_that_has_ended)
     async with facade_before(answer) as (_, _, client):
         with pytest.raises(EOFError):  # a driver keeps a connection that has error replies
             await client.command("admin", {"getParameter": 1, "featureFlagX": 1})

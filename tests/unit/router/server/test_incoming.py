@@ -6,7 +6,7 @@ from typing import Any
 
 import bson
 
-from router.commands.serving_process import Counters
+from router.counters.process_counters import Counters
 from router.limits.client_limits import ClientLimits
 from router.limits.fair_limit import FairLimit
 from router.server.incoming import Incoming, PortShares

@@ -16,8 +16,8 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from router.commands.serving_process import Counters
 from router.config.settings import Settings, load_settings
+from router.counters.process_counters import Counters
 from router.limits.connection_limit import ConnectionLimit
 from router.peers.messages import (
     ConnectionEnded,
