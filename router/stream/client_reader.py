@@ -20,7 +20,7 @@ from router.stream.readers.views import PartialView
 from router.stream.readers.waiting_readers import Waiter, complete
 from router.stream.running_stream import RunningStream
 from router.stream.sharing_policy import Candidates
-from router.stream.sources import ALWAYS, Source
+from router.stream.sources import Source
 from shard_client import spans
 from shard_client.bson.resume_token import TIME_DIGITS, cluster_time_of, is_high_water_mark
 from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
@@ -250,14 +250,9 @@ class ClientReader:
         return self._streams.policy.choose_source(self._candidates, self._source, self._loop.time())
 
     def _may_begin(self, source: Source, start_at: Timestamp | None) -> bool:
-        """Return whether the client may read ``source`` from ``start_at`` on; None means now.
-
-        One that starts long ago reads its own stream until it has caught up.
-        """
-        if source is self._candidates.own or start_at is None:
-            return True
-        always = self._candidates.way_of(source).mode == ALWAYS
-        return always or self._streams.is_recent(start_at)
+        """Return whether the client may read ``source`` from ``start_at`` on; None means now."""
+        recent = start_at is None or self._streams.is_recent(start_at)
+        return recent or self._candidates.may_read_late(source)
 
     def _may_narrow(self, source: Source, after: bytes) -> bool:
         """Return whether the client may read its part of ``source`` beyond a sort key.

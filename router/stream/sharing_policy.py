@@ -1,7 +1,9 @@
 """The choice of the stream that serves a client (docs/sharing.md).
 
 It depends on which streams can (``sources``), on how many different parts clients read of each
-(``SharingDemand``), and on which ones have failed (``FailedStreams``).
+(``SharingDemand``), and on which ones have failed (``FailedStreams``). A client that has fallen
+behind reads its own stream until it has caught up (``Candidates.may_read_late``, for which
+``client_reader`` asks when its stream has dropped the client's next events).
 """
 
 from collections import Counter
@@ -31,9 +33,9 @@ from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
 
 log = structlog.get_logger()
 
-_FRACTION_TO_STAY: Final = 0.5
-"""A stream is shared on by few readers if their filters together let through at least this fraction
-of its events. An event counts once for each filter."""
+_PASSES_TO_STAY: Final = 0.5
+"""A stream is shared on by few readers if an event passes at least so many of their filters on
+average: streams of their own would send it so often."""
 
 _BYTES_OF_A_SCAN: Final = 2000
 """Bytes of an event that a shard sends for less than another scan of its oplog entry costs it
@@ -46,7 +48,7 @@ MOST_PAUSED: Final = 1000
 """Maximum of paused streams that are remembered; those that were paused last are kept."""
 
 
-class SharedStream:
+class ShareableStream:
     """A stream that clients could share: the readers of each part, and the parts' costs.
 
     It is shared before ``shared_until``: minus infinity for not at all, infinity for no known end.
@@ -63,17 +65,17 @@ class SharingDemand:
     """The different parts that clients read of each stream that they could share; does no I/O.
 
     A stream is shared from the ``least``-th part on, and no longer when there have been less than
-    half as many for ``hold`` seconds, unless two or more get most of its events. It is paused when
-    the shards send much more than the parts need, which costs more than the streams that it saves,
-    and when the router has been behind for ``hold`` seconds with events that few readers get, since
-    the shards can leave these out. Streams are named by their keys (``Source.key``); all times are
-    on the loop's clock.
+    half as many for ``hold`` seconds, unless two or more together get half as many events as it
+    has. It is paused when the shards send much more than the parts need, which costs more than the
+    streams that it saves, and when the router has been behind for ``hold`` seconds with events that
+    few readers get, since the shards can leave these out. Streams are named by their keys
+    (``Source.key``); all times are on the loop's clock.
     """
 
     def __init__(self, least: int, hold: float) -> None:
         self.least = least
         self._hold = hold
-        self._streams: dict[bytes, SharedStream] = {}
+        self._streams: dict[bytes, ShareableStream] = {}
         self._paused_until: dict[bytes, float] = {}
 
     def join(self, key: bytes, part: bytes, now: float, *, cost: int = 0, begins: bool) -> None:
@@ -81,7 +83,7 @@ class SharingDemand:
 
         ``cost`` is the part's, the same for all of its readers.
         """
-        state = self._streams.setdefault(key, SharedStream())
+        state = self._streams.setdefault(key, ShareableStream())
         state.cost += 0 if part in state.parts else cost
         state.parts[part] += 1
         if begins and len(state.parts) >= self.least:
@@ -108,7 +110,7 @@ class SharingDemand:
         state.let_through = traffic.let_through
         costly = traffic.unwatched_bytes > len(state.parts) * _BYTES_OF_A_SCAN
         behind = traffic.behind_since is not None and traffic.behind_since <= now - self._hold
-        late = behind and state.let_through < _FRACTION_TO_STAY
+        late = behind and state.let_through < _PASSES_TO_STAY
         if (costly or late) and self.is_shared(key, now):
             self.pause(key, now + _PAUSE_IN_HOLDS * self._hold)
             state.let_through = 0.0
@@ -121,18 +123,18 @@ class SharingDemand:
         if len(self._paused_until) > MOST_PAUSED:
             del self._paused_until[next(iter(self._paused_until))]
 
-    def _begin_or_end(self, state: SharedStream, now: float) -> None:
+    def _begin_or_end(self, state: ShareableStream, now: float) -> None:
         """Begin or end the time for which a stream with few parts is shared on."""
         count = len(state.parts)
         few = count * 2 < self.least
-        if few and (count < 2 or state.let_through < _FRACTION_TO_STAY):
+        if few and (count < 2 or state.let_through < _PASSES_TO_STAY):
             state.shared_until = min(state.shared_until, now + self._hold)
         elif now < state.shared_until:
             state.shared_until = inf
 
-    def of(self, key: bytes) -> SharedStream:
+    def of(self, key: bytes) -> ShareableStream:
         """Return what is counted of a stream, which may have no readers."""
-        return self._streams.get(key) or SharedStream()
+        return self._streams.get(key) or ShareableStream()
 
     def is_shared(self, key: bytes, now: float) -> bool:
         """Return whether the parts of a stream should share it."""
@@ -147,7 +149,8 @@ FIRST_PAUSE: Final = 10.0
 """Seconds for which clients avoid a shared stream after its first failure."""
 
 LONGEST_PAUSE: Final = 3600.0
-"""Upper bound of the pause, which doubles with each failure, in seconds."""
+"""Upper bound of the pause, which doubles with each failure, in seconds. If none follows for so
+long after the end of a pause, the next pause is the first again."""
 
 MOST_FAILED: Final = 1000
 """Maximum of failed streams that are remembered; the latest to fail are kept."""
@@ -165,10 +168,9 @@ class FailedStreams:
 
     An event that most of its clients would not receive may end a shared stream, and the next such
     event would end it again. Clients read streams of their own meanwhile, and do not enter it for a
-    time that doubles with each failure. It is reset if none follows for
-    ``LONGEST_PAUSE`` after such a time. A
-    resumable error, such as a shard's outage, does not double it: it says nothing about events.
-    Streams are named by their keys (``Source.key``); all times are on the loop's clock.
+    time that doubles with each failure, from ``FIRST_PAUSE`` to ``LONGEST_PAUSE``. A resumable
+    error, such as a shard's outage, does not double it: it says nothing about events. Streams are
+    named by their keys (``Source.key``); all times are on the loop's clock.
     """
 
     def __init__(self) -> None:
@@ -211,7 +213,7 @@ class FailedStreams:
 class WayOfSharing:
     """One way of sharing: the streams that can serve in it, or the ``reason`` why none can.
 
-    ``parameter`` sets the ``mode``; ``demand`` counts the clients of all such streams.
+    ``parameter`` sets the ``mode``; ``demand`` counts the parts of all such streams.
     """
 
     parameter: str
@@ -241,6 +243,13 @@ class Candidates:
     def way_of(self, source: Source) -> WayOfSharing:
         """Return the way in which ``source`` is shared, which is not the client's own stream."""
         return self.scopes if source.is_wider else self.filters
+
+    def may_read_late(self, source: Source) -> bool:
+        """Return whether the client may enter ``source`` while it is far behind its newest events.
+
+        Otherwise it reads its own stream until it has caught up.
+        """
+        return source is self.own or self.way_of(source).mode == ALWAYS
 
 
 MOST_TRIED: Final = 200

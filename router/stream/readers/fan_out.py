@@ -71,7 +71,7 @@ class Traffic:
 
     @property
     def let_through(self) -> float:
-        """How often an event is let through, by any filter or namespace."""
+        """How many filters or namespaces let an event through, on average."""
         return self._passed / max(1, self._events)
 
     @property
