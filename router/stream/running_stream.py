@@ -74,7 +74,7 @@ class RunningStream:
         self.fan_out = FanOut(merged, settings.share_filter_bytes)
         self.waiting = WaitingReaders(merged, self.fan_out, self._stepped)
         self._flow = flow = FlowControl(
-            settings, resources.memory, is_filtered=lambda: self.fan_out.readers > 0
+            settings, resources.memory, is_fanned_out=lambda: self.fan_out.readers > 0
         )
         self._remotes = remotes = OpenRemotes(
             request, merged, resources, self.start_task, self.batch_arrived, self.remote_failed

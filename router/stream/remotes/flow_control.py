@@ -26,11 +26,11 @@ _DEBT: Final = 1.0
 class Rounds(TokenBucket):
     """Determines whether a stream is dense, and when its next round starts.
 
-    It is a bucket that holds ``round_burst`` tokens and gets one per round, its interval. Each
-    batch of events that reaches the end of a member's oplog takes one, or two if it has several
-    events. The stream is dense while there is none: then its members are read once a round instead
-    of once for each event. Rounds start when tokens for no-op writes are added too. There is one
-    each ``round_interval``, or more if ``noops_per_second`` allows a no-op for each of them.
+    It is a bucket that holds ``round_burst`` tokens and gets one per round, its interval. A batch
+    that reaches the end of a member's oplog takes one for a single event, two for several, and none
+    if it is empty. Without a token the stream is dense: its members are read once a round, not once
+    for each event. Rounds start when tokens for no-op writes are added too. There is one each
+    ``round_interval``, or more if ``noops_per_second`` allows a no-op for each of them.
     """
 
     def __init__(self, settings: StreamSettings) -> None:
@@ -45,9 +45,8 @@ class Rounds(TokenBucket):
         return self.tokens(now) < 1.0
 
 
-_FILTERED_PART: Final = 4
-"""Divisor of a stream's budgets while its events are distributed to filters: the router takes the
-events itself then, as fast as it can."""
+_FAN_OUT_PART: Final = 4
+"""Divisor of a stream's budgets while a fan-out takes its events itself, as fast as it can."""
 _LIVELY = 1.0
 """Seconds after its last event during which a stream is expected to deliver more."""
 _FIRST_OF_ROUND: Final = 0.004
@@ -65,11 +64,11 @@ all batches of the round have arrived before."""
 class Wait(NamedTuple):
     """How long a remote's next getMore waits for events, and when it is sent; both in seconds.
 
-    It is sent after the time ``send_after``, or earlier, together with a no-op write.
+    It is sent after the ``delay``, or earlier, together with a no-op write.
     """
 
     await_for: float
-    send_after: float = 0.0
+    delay: float = 0.0
 
 
 class FlowControl:
@@ -79,15 +78,15 @@ class FlowControl:
     their watermarks at once, which progress cursors report. While progress cursors or no-op writes
     are out of budget, a getMore ends when the next no-op write is done, so that there is one
     getMore per write. A dense stream is read in ``rounds``, or with short pauses if it has a single
-    remote. ``is_filtered`` returns whether the stream's events are distributed to filters.
+    remote. ``is_fanned_out`` returns whether a fan-out passes the stream's events on to views.
     """
 
     def __init__(
-        self, settings: StreamSettings, memory: Memory, is_filtered: Callable[[], bool]
+        self, settings: StreamSettings, memory: Memory, is_fanned_out: Callable[[], bool]
     ) -> None:
         self._settings = settings
         self._memory = memory
-        self._is_filtered = is_filtered
+        self._is_fanned_out = is_fanned_out
         self._read_until = 0.0
         self._ahead = settings.first_ahead_bytes
         self.rounds = Rounds(settings)
@@ -127,12 +126,12 @@ class FlowControl:
         """Return whether the budgets allow another batch of a remote with ``buffered`` bytes.
 
         ``all_buffered`` is the number of bytes buffered for all ``remotes``. A remote with an empty
-        buffer always may. The slowest shard's buffer is empty once the ready events have been
-        taken, so the budgets never stop the low watermark, and it never waits for a client.
+        buffer always may. The slowest shard's is empty once a client has taken the ready events, so
+        the budgets stop the low watermark only while there are ready events.
         """
         if not buffered:
             return True
-        if self._memory.short or (all_buffered > self._ahead and not self._is_filtered()):
+        if self._memory.short or (all_buffered > self._ahead and not self._is_fanned_out()):
             return False
         batch, half = self.batch_bytes(remotes), self._even_half
         if buffered + batch > self._part(self._settings.remote_buffer_bytes):
@@ -143,13 +142,13 @@ class FlowControl:
     def _even_half(self) -> int:
         """Return the half of the stream's budget that is divided evenly among the remotes.
 
-        So each remote has a part that the others cannot use up. The other half is for remotes that
-        are ahead.
+        Of this budget each remote has a part that the others cannot use up. The other half is for
+        remotes that are ahead.
         """
         return self._part(self._settings.stream_buffer_bytes) // 2
 
     def _part(self, budget: int) -> int:
-        return budget // _FILTERED_PART if self._is_filtered() else budget
+        return budget // _FAN_OUT_PART if self._is_fanned_out() else budget
 
     def noop_delay(self, now: float, remotes: Iterable[RemoteProgress]) -> float:
         """Return the time to wait before the members that keep events back get no-op writes."""
@@ -197,7 +196,7 @@ class FlowControl:
         elif reports:
             await_for = remote.waits.next_pause()
         elif remote.topology:
-            return Wait(settings.await_watermark, send_after=quiet)
+            return Wait(settings.await_watermark, delay=quiet)
         elif next_noop is not None:
             await_for = next_noop
         else:

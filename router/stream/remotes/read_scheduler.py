@@ -119,8 +119,8 @@ class ReadScheduler:
         wait = self._flow.plan_getmore(
             remote, watermark, now, needed=needed, next_noop=next_noop, alone=alone
         )
-        if wait.send_after:
-            remote.delay(wait.send_after, self._end_delay)
+        if wait.delay:
+            remote.delay(wait.delay, self._end_delay)
         remote.cursor.set_await(wait.await_for)
 
     def read_on(self) -> None:

@@ -35,7 +35,7 @@ class NoOpRequests:
     def __init__(self) -> None:
         self.state: Literal["none", "requested", "sent"] = "none"
         self.count = 0
-        """Number of no-op writes that have been requested, also of those that were not sent."""
+        """Number of no-op writes that have been sent."""
         self.again = -inf
         """The time from which a write past the same time may be requested again."""
         self.pauses = Backoff(_AGAIN, _AGAIN_MOST, jitter=0)
@@ -51,11 +51,11 @@ class NoOpRequests:
         if past > self._past:
             self.pauses.reset()
         self._past, self.state = past, "requested"
-        self.count += 1
 
     def record_sent(self, past: Timestamp) -> None:
         """Record that the write is being sent: past a later time, if more events have arrived."""
         self._past, self.state = past, "sent"
+        self.count += 1
 
     def withdraw(self) -> None:
         """Record that the requested write was not sent: no event needed it any more."""

@@ -16,8 +16,8 @@ LIMITS = StreamSettings()
 MIB = 1024 * 1024
 
 
-def flow_control(limits: StreamSettings, memory: int, *, filtered: bool = False) -> FlowControl:
-    return FlowControl(limits, Memory(memory), lambda: filtered)
+def flow_control(limits: StreamSettings, memory: int, *, fanned_out: bool = False) -> FlowControl:
+    return FlowControl(limits, Memory(memory), lambda: fanned_out)
 
 
 def test_a_stream_is_lively_for_a_second_after_each_event():
@@ -68,14 +68,14 @@ def test_any_order_of_requests_stays_within_the_budget(remotes, data):
             assert prefetch.may_read(held, sum(buffered), remotes)
 
 
-def test_a_stream_with_filters_reads_less_far_ahead():
-    flow, filtered = (flow_control(LIMITS, 1 << 40, filtered=each) for each in (False, True))
+def test_a_fanned_out_stream_reads_less_far_ahead():
+    flow, fanned_out = (flow_control(LIMITS, 1 << 40, fanned_out=each) for each in (False, True))
     flow.record_taken(8 * MIB)
-    assert flow.batch_bytes(4) == 4 * filtered.batch_bytes(4) == 4 * MIB
+    assert flow.batch_bytes(4) == 4 * fanned_out.batch_bytes(4) == 4 * MIB
     assert flow.may_read(4 * MIB, 16 * MIB, 4)
-    assert filtered.may_read(MIB, 4 * MIB, 4)
-    assert not filtered.may_read(4 * MIB, 16 * MIB, 4)
-    assert filtered.may_read(0, 64 * MIB, 4)
+    assert fanned_out.may_read(MIB, 4 * MIB, 4)
+    assert not fanned_out.may_read(4 * MIB, 16 * MIB, 4)
+    assert fanned_out.may_read(0, 64 * MIB, 4)
 
 
 # Waits.
@@ -113,8 +113,8 @@ def wait_of(flow: FlowControl, remote: RemoteProgress, **state: Any) -> Wait:
         ({}, {"next_noop": 5.0}, Wait(QUIET)),
         ({"due": True}, {"next_noop": 0.02, "needed": True}, Wait(GATE)),
         ({"due": True}, {"next_noop": 0.02}, Wait(0.02)),
-        ({"topology": True}, {}, Wait(GATE, send_after=QUIET)),
-        ({"topology": True}, {"needed": True}, Wait(GATE, send_after=QUIET)),
+        ({"topology": True}, {}, Wait(GATE, delay=QUIET)),
+        ({"topology": True}, {"needed": True}, Wait(GATE, delay=QUIET)),
         ({"topology": True, "due": True}, {"needed": True}, Wait(GATE)),
         ({"topology": True, "idle": False}, {}, Wait(UNKNOWN)),
     ],

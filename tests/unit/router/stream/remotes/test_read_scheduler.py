@@ -125,10 +125,13 @@ async def test_a_request_that_no_event_needs_any_more_is_withdrawn(scheduled: Sc
     await asyncio.sleep(0)
     scheduled.reply(B, 25)
     assert scheduled.scheduler.confirm_noop(B) is None
-    assert scheduled.remotes[B].noops.state == "none"
+    noops = scheduled.remotes[B].noops
+    assert (noops.state, noops.count) == ("none", 0), "it was not sent"
     scheduled.reply(A, 30, 30)
     await asyncio.sleep(0)
     assert scheduled.written.count(B) == 2
+    scheduled.scheduler.noop_sent(B, Timestamp(30, 1), 0.001)
+    assert (noops.state, noops.count) == ("sent", 1)
 
 
 async def test_several_replies_cause_one_check_and_the_earliest_counts():
