@@ -321,7 +321,7 @@ class BatchPlanner:
         Raises PyMongoError and StreamError.
         """
         newest = AtTime(self.client.clocks().cluster_time)
-        return Offset(newest, self.options.scope, quiet_until=self.event_planner.quiet_until)
+        return Offset(newest, self.options.scope, quiet_until=self.event_planner.quiet_after)
 
     def close(self) -> None:
         """Kill the cursors and close the connections, each also if another one fails."""

@@ -140,12 +140,12 @@ class EventPlanner:
         return [replace(task, report_to=address) for task in tasks]
 
     @property
-    def quiet_until(self) -> Timestamp | None:
+    def quiet_after(self) -> Timestamp | None:
         """The cluster time before which no event follows the planned batch.
 
         None if an event after the batch is known, or if no position of the stream is.
         """
-        return None if self._ahead is None else self._ahead.quiet_until
+        return None if self._ahead is None else self._ahead.quiet_after
 
     def close(self) -> None:
         """Kill the cursor, and forget the planned batch."""
@@ -189,7 +189,7 @@ class EventPlanner:
         if ahead is None:
             self._ahead = ahead = Lookahead(self._stream(start), self._clock)
         else:
-            quiet_until = ahead.tokens[0].cluster_time if ahead.tokens else ahead.quiet_until
+            quiet_until = ahead.tokens[0].cluster_time if ahead.tokens else ahead.quiet_after
         most = self._event_rate.event_limit(max_events, self._options.max_bytes_per_trigger)
         return EventRange(start, *self._end(ahead, start, most, stop, least), quiet_until)
 
@@ -272,11 +272,11 @@ class EventPlanner:
         if not most or begin is None or until is None:
             return []
         if events is None:
-            tokens = {*self._counted(AtTime(begin), end, most)}
+            tokens = {*self._divided_by_counting(AtTime(begin), end, most)}
             return sorted(token for token in tokens if begin < token)
         return self._event_rate.split_points(begin, until, min(_MAX_RANGES, -(-events // most)))
 
-    def _counted(self, start: AtTime, end: Position, most: int) -> list[Timestamp]:
+    def _divided_by_counting(self, start: AtTime, end: Position, most: int) -> list[Timestamp]:
         """Return where a batch of an unknown size is divided, after `most` events each.
 
         It reads the tokens of all of them. `most` doubles where there would be over _MAX_RANGES.

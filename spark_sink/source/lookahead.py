@@ -57,7 +57,7 @@ class Lookahead:
         return self._cursor.position
 
     @property
-    def quiet_until(self) -> Timestamp | None:
+    def quiet_after(self) -> Timestamp | None:
         """The cluster time before which no event follows the batch.
 
         None if an event after the batch is known, or if no position of the stream is.

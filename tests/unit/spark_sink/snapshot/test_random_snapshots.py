@@ -65,7 +65,7 @@ class Query:
         options = parse_options(given)
         client = Mock(with_retries=lambda call: call(), present=self.present)
         client.clocks = lambda: Mock(cluster_time=self.present())
-        events = Mock(ends_at_present=False, quiet_until=None, next_batch=self.next_batch)
+        events = Mock(ends_at_present=False, quiet_after=None, next_batch=self.next_batch)
         chunks = CountedDocuments(client, options.scope)
         scheduler = SnapshotScheduler(chunks, options.snapshot.collections)
         receiver = SignalReceiver(client, options, scheduler)

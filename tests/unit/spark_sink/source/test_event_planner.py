@@ -298,7 +298,7 @@ def test_an_idle_stream_keeps_its_offset_until_it_is_old():
     start = plan.next_batch(AtTime(Timestamp(1, 1)), 10).end
     history.tick(seconds=59)
     assert plan.next_batch(start, 10).end == start
-    assert plan.quiet_until == history.now
+    assert plan.quiet_after == history.now
     assert plan.next_batch(start, 10, advances=True).end == AtTime(history.now)
     assert plan.next_batch(start, 10).end == start
     history.tick(seconds=1)
