@@ -24,7 +24,7 @@ from tests.harness.until import Deadline
 
 CURSOR_TIMEOUT_MS = 2000
 PARAMETERS = {"cursorTimeoutMillis": CURSOR_TIMEOUT_MS, "messageTimeoutMs": 2000}
-_AT_ONCE = 100
+AT_ONCE = 100
 _SETTLE_SECONDS = 30.0
 _HELLO = {"hello": 1, "helloOk": True}
 _MIB = 1024 * 1024
@@ -111,7 +111,7 @@ class Soak:
         chance = Random(seed)
         left = connections
         while left:
-            some = min(left, _AT_ONCE)
+            some = min(left, AT_ONCE)
             await asyncio.gather(*(self._visit(Random(chance.random())) for _ in range(some)))
             left -= some
 

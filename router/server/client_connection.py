@@ -48,8 +48,8 @@ from shard_client.wire.frames import (
 
 log = structlog.get_logger(component="NETWORK")
 
-_AWAIT_CAPABLE, _QUERY_FAILURE = 0b1000, 0b0010
-"""Flags of an OP_REPLY."""
+_QUERY_FAILURE = 0b0010
+"""The flag of an OP_REPLY that answers what is not a command."""
 _CHANGE_LOGINS = {"hello", "isMaster", "ismaster", "saslStart", "saslContinue", "logout"}
 """Commands that change the login that the link to the upstream holds. Where that breaks meanwhile,
 the login is lost, and the client's connection ends."""
@@ -356,7 +356,6 @@ def _query_failure(request: ClientMessage, reply_id: int) -> bytes:
         f"For more details see {_LEGACY_URL}"
     )
     document = encode({"$err": message, "code": 5739101, "ok": 0.0})
-    flags = _AWAIT_CAPABLE | _QUERY_FAILURE
     return build_op_reply(
-        document, request_id=reply_id, response_to=request.request_id, flags=flags
+        document, request_id=reply_id, response_to=request.request_id, flags=_QUERY_FAILURE
     )

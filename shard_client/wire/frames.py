@@ -351,7 +351,7 @@ def parse_op_query(frame: bytes) -> OpQuery:
 def build_op_reply(document: bytes, *, request_id: int, response_to: int, flags: int = 8) -> bytes:
     """Return an OP_REPLY frame that answers an OP_QUERY with one raw document.
 
-    ``flags`` bit 1 is queryFailure, bit 3 awaitCapable, which servers always set.
+    ``flags`` are 8, awaitCapable, for a command, and 2, queryFailure, for another query.
     """
     length = _op_reply.size + len(document)
     head = _op_reply.pack(length, request_id, response_to, OP_REPLY, flags, 0, 0, 1)

@@ -25,6 +25,8 @@ class Reply(dict[str, Any]):
     flags: int
     op_code: int
     compressed: bool
+    cursor: tuple[int, int, int]
+    """Of an OP_REPLY: cursorID, startingFrom and numberReturned."""
 
 
 class RawClient:
@@ -95,6 +97,8 @@ class RawClient:
         reply.request_id, reply.response_to, reply.op_code = request_id, response_to, op_code
         reply.flags = struct.unpack_from("<I", body)[0]
         reply.compressed = compressed
+        if op_code == _OP_REPLY:
+            reply.cursor = struct.unpack_from("<qii", body, 4)
         return reply
 
     async def receive_raw(self, seconds: float, options: CodecOptions[Any]) -> Any:

@@ -18,7 +18,7 @@ from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE, wait_for
-from tests.soak import PARAMETERS, Soak
+from tests.soak import AT_ONCE, PARAMETERS, Soak
 
 _MIB = 1024 * 1024
 BUDGET = 2 * _MIB
@@ -54,7 +54,7 @@ def test_disconnected_clients_leave_nothing_behind(
 ) -> None:
     """``make soak`` does the same with 10,000 clients."""
     soak = Soak(cluster, router)
-    asyncio.run(soak.round(60))
+    asyncio.run(soak.round(AT_ONCE))
     wait_for(lambda: not soak.holdings().cursors, "idle cursors to end")
     wait_for(lambda: not soak.holdings().shard_cursors, "their remotes to end")
     before, memory = soak.holdings(), soak.resident_kib

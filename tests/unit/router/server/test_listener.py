@@ -81,12 +81,14 @@ async def test_hello_in_an_op_query_is_answered() -> None:
         asked = client.send_query("admin.$cmd", {"ismaster": 1, "helloOk": True})
         reply = await client.receive()
         assert (reply.op_code, reply.response_to, reply["ismaster"]) == (1, asked, True)
+        await_capable, query_failure, one_document = 8, 2, (0, 0, 1)  # as servers answer
+        assert (reply.flags, reply.cursor) == (await_capable, one_document)
         client.send_query("admin.$cmd", {"find": "c"})
-        assert (await client.receive())["code"] == 352
+        reply = await client.receive()
+        assert (reply.flags, reply.cursor, reply["code"]) == (await_capable, one_document, 352)
         client.send_query("db.c", {"a": 1})
         reply = await client.receive()
-        assert reply.flags & 2
-        assert reply["code"] == 5739101
+        assert (reply.flags, reply.cursor, reply["code"]) == (query_failure, one_document, 5739101)
 
 
 async def test_an_internal_error_affects_only_its_client() -> None:
