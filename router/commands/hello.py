@@ -74,7 +74,6 @@ def _check_text(path: str, value: object, most_bytes: int | None = None) -> None
         )
 
 
-SESSION_TIMEOUT_MINUTES = 30
 _LONGEST_WAIT = 24 * 60 * 60.0
 
 
@@ -157,6 +156,7 @@ def _seen_version(command: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _describe(call: Call) -> dict[str, Any]:
     command, process = call.command, call.process
+    parameters = process.settings.set_parameter
     primary = "isWritablePrimary" if call.name == "hello" else "ismaster"
     reply: dict[str, Any] = {
         primary: True,
@@ -170,7 +170,7 @@ def _describe(call: Call) -> dict[str, Any]:
         "maxMessageSizeBytes": MAX_MESSAGE_SIZE,
         "maxWriteBatchSize": MAX_WRITE_BATCH_SIZE,
         "localTime": process.now(),
-        "logicalSessionTimeoutMinutes": SESSION_TIMEOUT_MINUTES,
+        "logicalSessionTimeoutMinutes": int(parameters.localLogicalSessionTimeoutMinutes),
         "connectionId": call.client.connection_id,
         "maxWireVersion": process.server.identity.max_wire_version,
         "minWireVersion": 0,

@@ -8,6 +8,7 @@ import pytest
 from bson import Int64
 from structlog.testing import capture_logs
 
+from router.config.settings import Parameters, Settings
 from router.tls.handshake import NO_TLS
 from tests.harness.facade import WATCH, facade
 from tests.harness.foreign_clients import client_hello
@@ -89,6 +90,13 @@ async def test_hello_in_an_op_query_is_answered() -> None:
         client.send_query("db.c", {"a": 1})
         reply = await client.receive()
         assert (reply.flags, reply.cursor, reply["code"]) == (query_failure, one_document, 5739101)
+
+
+async def test_a_hello_has_the_lifetime_of_sessions_that_is_set() -> None:
+    settings = Settings(setParameter=Parameters(localLogicalSessionTimeoutMinutes=10))
+    async with facade(settings=settings) as router, await router.client() as client:
+        minutes = (await client.command("admin", {"hello": 1}))["logicalSessionTimeoutMinutes"]
+        assert (minutes, type(minutes)) == (10, int)
 
 
 async def test_an_internal_error_affects_only_its_client() -> None:
