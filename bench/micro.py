@@ -23,10 +23,10 @@ from bson import Timestamp
 
 from bench.events import FIRST_SECOND, shard_events, token
 from router.commands.reply_bodies import build_cursor_reply
-from router.request.resume_point import starting_point
 from router.request.stream_request import parse_request
 from router.stream.merge.merged_stream import MergedStream
 from router.stream.readers.log_reader import Batch, LogReader
+from router.stream.readers.resume_point import starting_point
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 from shard_client.wire.documents import encode

@@ -6,10 +6,10 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
+from router.catalog.shard_list import CONFIG
 from router.commands.process_status import process_status
 from router.commands.serving_process import ServingProcess
 from router.counters.status_sums import sum_statuses
-from router.request.shard_commands import CONFIG
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from math import isinf
 from typing import Any, Final
 
 from router.admin.router_status import RouterStatus
-from router.request.shard_commands import CONFIG
+from router.catalog.shard_list import CONFIG
 
 SAMPLE_INTERVAL = 5.0
 """Seconds between two samples."""

@@ -12,9 +12,8 @@ import structlog
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
-from router.catalog.shard_list import ShardList, read_shard_list
+from router.catalog.shard_list import CONFIG, ShardList, read_shard_list
 from router.catalog.wire_versions import WireVersions
-from router.request.shard_commands import CONFIG
 from router.stream_settings import StreamSettings
 from router.tasks import AwaitedTasks, SharedAnswer
 from shard_client.backoff import Backoff

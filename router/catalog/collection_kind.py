@@ -6,7 +6,7 @@ from typing import Any
 import structlog
 
 from router.catalog.cluster import Cluster
-from router.request.shard_commands import CONFIG
+from router.catalog.shard_list import CONFIG
 from shard_client.errors import CommandError, NetworkError
 
 log = structlog.get_logger()

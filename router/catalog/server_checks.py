@@ -9,9 +9,9 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
+from router.catalog.shard_list import CONFIG
 from router.catalog.wire_versions import WIRE_VERSION_OF_8_0
 from router.privileges import ALL_DATABASES, CLUSTER, STREAM_ACTIONS, Privileges, Resource
-from router.request.shard_commands import CONFIG
 from router.upstream.upstream_mongos import UpstreamMongos
 from shard_client.errors import CommandError, ErrorCode, NetworkError, WrongServerError, plain_text
 from shard_client.wire.authentication import Credentials

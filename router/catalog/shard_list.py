@@ -1,7 +1,7 @@
 """The cluster's shard list, as the config server has it."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bson.timestamp import Timestamp
 
@@ -9,6 +9,9 @@ from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.replica_set.replica_set import parse_hosts
 from shard_client.wire.connection import Connection
+
+CONFIG: Final = "config"
+"""The target that is the config server (docs/protocol.md#sharded-cluster)."""
 
 _MOST_SHARDS = 100_000
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from router.request.shard_commands import CONFIG
+from router.catalog.shard_list import CONFIG
 
 WIRE_VERSION_OF_8_0 = 25
 _OF_TOKEN_2 = 21

@@ -12,9 +12,9 @@ from router.access.authorization import not_authorized, require_stream
 from router.bson_text import LONGEST
 from router.commands.call import Call
 from router.commands.command import answers
+from router.commands.explanation import explain_stream
 from router.commands.reply_bodies import Answer, AnyAnswer, PassThrough, build_cursor_reply
 from router.cursors.cursor import Owner
-from router.cursors.explanation import explain_stream
 from router.parameter import MILLISECONDS
 from router.privileges import STREAM_ACTIONS, WHOLE, User, stream_resource
 from router.request.field_checks import api_parameters

@@ -22,7 +22,7 @@ from router.privileges import WHOLE
 from router.request.field_checks import check_known
 from shard_client.errors import CommandError, ErrorCode
 
-COMMAND: Final = "_mergerouterProcessStatus"
+PROCESS_STATUS: Final = "_mergerouterProcessStatus"
 
 _NONE: Final = {"watermark": None, "cursors": 0, "failing": 0, "bufferedBytes": 0}
 """The figures of a target that no stream reads."""
@@ -109,7 +109,7 @@ def _add(targets: Mapping[str, dict[str, Any]], stream: Mapping[str, Any]) -> No
         targets[slowest]["held"][stream["slowestReason"]] += 1
 
 
-@answers(COMMAND, help="the status of one worker", while_quiescing=True)
+@answers(PROCESS_STATUS, help="the status of one worker", while_quiescing=True)
 async def _report(call: Call) -> Answer:
     """Report this process's status to the parent of the workers; no client may ask for it."""
     if not call.client.is_worker:

@@ -14,11 +14,11 @@ from router.lookup.find_documents import Found, find_documents
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.lookup.user_stages import Transformed, UserStages
-from router.request.resume_point import ResumePoint
 from router.stream.client_reader import ClientReader
 from router.stream.merge.event_log import ELEMENT_OVERHEAD, cut
 from router.stream.open_streams import OpenStreams
 from router.stream.readers.log_reader import Batch
+from router.stream.readers.resume_point import ResumePoint
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import token_key, token_of
 

@@ -11,7 +11,7 @@ from typing import Final
 import bson
 
 from router.lookup.events import MAX_EVENT_BYTES
-from router.request.resume_point import fragment_numbers
+from router.stream.readers.resume_point import fragment_numbers
 from shard_client.bson.resume_token import NEWEST, ResumeToken
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import token_of

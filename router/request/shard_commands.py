@@ -16,9 +16,6 @@ from shard_client.bson.resume_token import cluster_time_of, is_invalidate, next_
 from shard_client.remote_cursor.cursor_reply import token_key
 from shard_client.wire.documents import decode
 
-CONFIG: Final = "config"
-"""The target that is the config server (docs/protocol.md#sharded-cluster)."""
-
 _IMAGES: Final = {"fullDocument": "default", "fullDocumentBeforeChange": "off"}
 """The options that add documents which an event itself lacks, and the values that add none."""
 

@@ -11,11 +11,11 @@ from bson.timestamp import Timestamp
 
 from router.catalog.collection_kind import may_be_view
 from router.limits.cursor_admission import Quota
-from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
 from router.stream.merge.shard_membership import ShardSpan
 from router.stream.open_streams import OpenStreams
 from router.stream.readers.log_reader import Batch, LogReader
+from router.stream.readers.resume_point import starting_point
 from router.stream.readers.views import PartialView
 from router.stream.readers.waiting_readers import Waiter, complete
 from router.stream.running_stream import RunningStream

@@ -15,7 +15,7 @@ from bson.objectid import ObjectId
 
 from router.admin.router_status import RouterStatus
 from router.admin.server import admin_port
-from router.commands.process_status import COMMAND
+from router.commands.process_status import PROCESS_STATUS
 from router.config.log_lines import LEVEL, RECENT
 from router.config.settings import Settings
 from router.limits.connection_limit import ConnectionLimit
@@ -127,7 +127,7 @@ class Supervisor:
         # One worker is enough to check the replica sets.
         processes = await ask_each(
             {
-                peers[number]: {COMMAND: 1, "details": details, "checks": number == ready[0]}
+                peers[number]: {PROCESS_STATUS: 1, "details": details, "checks": number == ready[0]}
                 for number in ready
             }
         )

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from bson.timestamp import Timestamp
 
-from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
 from router.stream.merge.merged_stream import MergedStream
 from router.stream.merge.merger import Merger
 from router.stream.readers.log_reader import MAX_BATCH_BYTES, Batch, LogReader
+from router.stream.readers.resume_point import starting_point
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, version_of
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken, token_key, token_of
 

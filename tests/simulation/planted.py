@@ -28,7 +28,7 @@ _ERRORS: tuple[type[Exception], ...] = (
     RecursionError, struct.error, decimal.Inexact, OverflowError,
 )  # fmt: skip
 
-_PATH = ("router.stream", "router.filters", "router.cursors.cursor", "router.request.resume_point")
+_PATH = ("router.stream", "router.filters", "router.cursors.cursor")
 """The packages and modules that are on the path."""
 
 _OFF_THE_PATH = frozenset(

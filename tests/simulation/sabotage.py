@@ -7,12 +7,12 @@ from unittest import mock
 
 from bson.timestamp import Timestamp
 
-from router.request.resume_point import ResumePoint
 from router.request.shard_commands import progress_command
 from router.stream.merge.merged_stream import MergedStream
 from router.stream.merge.merger import Merger
 from router.stream.merge.shard_membership import Membership
 from router.stream.readers.log_reader import Batch, LogReader
+from router.stream.readers.resume_point import ResumePoint
 from router.stream.readers.views import View
 from router.stream.remotes import open_remotes
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Event

@@ -6,7 +6,7 @@ from contextlib import suppress
 from bson.errors import InvalidBSON
 from bson.timestamp import Timestamp
 
-from router.request.shard_commands import CONFIG
+from router.catalog.shard_list import CONFIG
 from router.request.stream_request import StreamRequest
 from router.stream.merge.event_log import EventLog
 from router.stream.merge.merger import FIRST_EVENT, MergeInput, MergeOrderError, Merger, SkippedTime

@@ -2,9 +2,9 @@
 
 from typing import Final, NamedTuple
 
-from router.request.resume_point import ResumePoint, StartingPoint
 from router.stream.merge.event_log import ELEMENT_OVERHEAD, cut
 from router.stream.merge.shard_membership import ShardSpan
+from router.stream.readers.resume_point import ResumePoint, StartingPoint
 from router.stream.readers.views import PartialView, View
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.errors import CommandError

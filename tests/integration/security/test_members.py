@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from router.catalog.cluster import Cluster
 from router.catalog.server_checks import ServerChecks
-from router.request.shard_commands import CONFIG
+from router.catalog.shard_list import CONFIG
 from router.tools.tail import cause_and_remedy
 from shard_client.errors import CommandError
 from shard_client.replica_set.motor_replica_set import NO_PRIMARY

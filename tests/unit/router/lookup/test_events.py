@@ -18,7 +18,7 @@ from router.lookup.events import (
     with_document,
 )
 from router.lookup.keys import DocumentKey
-from router.request.resume_point import ResumePoint
+from router.stream.readers.resume_point import ResumePoint
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.errors import CommandError, ProtocolError
 from tests.unit.shard_client.bson_values import encoded

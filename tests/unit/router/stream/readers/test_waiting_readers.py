@@ -7,12 +7,12 @@ import pytest
 from bson import Timestamp
 
 from router.filters.stream_filter import compile_filter
-from router.request.resume_point import starting_point
 from router.request.stream_request import parse_request
 from router.stream.merge.merged_stream import MergedStream
 from router.stream.readers import waiting_readers
 from router.stream.readers.fan_out import FanOut
 from router.stream.readers.log_reader import LogReader
+from router.stream.readers.resume_point import starting_point
 from router.stream.readers.waiting_readers import Waiter, WaitingReaders
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
