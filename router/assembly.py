@@ -163,9 +163,10 @@ def _keep_current(tasks: OwnedTasks, process: ServingProcess, servers: "_Servers
         servers.mongos.moved = lambda *choice: peers.tell_parent(UseUpstream(*choice))
     if certificates is not None and certificates.towards_cluster is not None:
         certificates.rotated = servers.cluster.renew_monitors
-    tasks.run(keep_slack_small, process.cursors.memory, name="give back freed memory")
+    shared = process.cursors.streams.resources
+    tasks.run(keep_slack_small, shared.memory, name="give back freed memory")
     if process.checks is not None:
-        tasks.run(measure_lag, process.cursors.loads.loop_lag)
+        tasks.run(measure_lag, shared.loads.loop_lag)
     report = (
         process.server.become
         if peers is None

@@ -68,12 +68,7 @@ def _text(command: bytes, element: Element | None) -> str | None:
     return string_value(command, element).decode(errors="replace")
 
 
-_answers = partial(
-    answers,
-    api_versions=("1",),
-    is_ours=_is_ours,
-    checks_fields=True,
-)
+_answers = partial(answers, api_versions=("1",), is_ours=_is_ours, checks_fields=True)
 
 
 @_answers("aggregate", help="change streams")

@@ -39,6 +39,7 @@ async def process_status(process: ServingProcess, *, details: bool, checks: bool
     with ``checks``, checks of the servers that the settings name.
     """
     cursors = process.cursors
+    loads, memory = cursors.streams.resources.loads, cursors.streams.resources.memory
     number = 1 if process.peers is None else process.peers.number
     waiting, targets = 0, defaultdict[str, dict[str, Any]](lambda: {**_NONE, "held": Counter()})
     streams: list[Mapping[str, Any]] = []
@@ -61,18 +62,18 @@ async def process_status(process: ServingProcess, *, details: bool, checks: bool
         "targets": dict(targets),
         "cursors": len(cursors),
         "cursorList": [{**entry, "worker": number} for entry in listed],
-        "heldBytes": cursors.memory.held,
-        "bufferLimitBytes": cursors.memory.limit,
-        "userBufferLimitBytes": cursors.memory.user_limit,
-        "delivered": {"events": cursors.loads.delivered, "bytes": cursors.loads.delivered_bytes},
-        "lowWatermarkWaits": cursors.loads.low_watermark_waits.to_document(),
-        "replyDelays": cursors.loads.reply_delays.to_document(),
+        "heldBytes": memory.held,
+        "bufferLimitBytes": memory.limit,
+        "userBufferLimitBytes": memory.user_limit,
+        "delivered": {"events": loads.delivered, "bytes": loads.delivered_bytes},
+        "lowWatermarkWaits": loads.low_watermark_waits.to_document(),
+        "replyDelays": loads.reply_delays.to_document(),
         "errors": _by_name(process.counters.errors),
         "places": cursors.places,
         "cpuTime": time.process_time(),
         "residentBytes": resident_bytes(),
         "unwrittenLogLines": RECENT.unwritten,
-        "loopLag": cursors.loads.loop_lag.to_document(),
+        "loopLag": loads.loop_lag.to_document(),
     }
     if checks and process.checks is not None:
         status["checks"] = list(map(asdict, await process.checks.results()))

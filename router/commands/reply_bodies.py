@@ -96,11 +96,8 @@ def without_state_change(error: CommandError) -> CommandError:
     return CommandError(ErrorCode.HostUnreachable, message, labels=error.labels, extra=error.extra)
 
 
-BatchName = Literal["firstBatch", "nextBatch"]
-
-
 def build_cursor_reply(
-    batch_name: BatchName,
+    batch_name: Literal["firstBatch", "nextBatch"],
     batch: Batch,
     cursor_id: int,
     namespace: str,

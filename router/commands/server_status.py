@@ -131,7 +131,7 @@ def _mergerouter(process: ServingProcess, streams: Sequence[Mapping[str, Any]]) 
     cursors, peers = process.cursors, process.peers
     whose = {} if peers is None else {"worker": peers.number}
     open_streams = cursors.streams
-    loads = cursors.loads.by_target
+    loads, admission = open_streams.resources.loads.by_target, open_streams.admission
     return {
         "streams": [{**stream, **whose} for stream in streams],
         "bufferedBytes": Int64(sum(stream["bufferedBytes"] for stream in streams)),
@@ -149,9 +149,9 @@ def _mergerouter(process: ServingProcess, streams: Sequence[Mapping[str, Any]]) 
             "toShared": Int64(open_streams.moves_to_shared),
             "toOwn": Int64(open_streams.moves_to_own),
         },
-        "differentStreams": cursors.admission.streams,
-        "refused": {name: Int64(count) for name, count in cursors.admission.refused.items()},
-        "users": [{**share, **whose} for share in cursors.admission.users(_MOST_USERS)],
+        "differentStreams": admission.streams,
+        "refused": {name: Int64(count) for name, count in admission.refused.items()},
+        "users": [{**share, **whose} for share in admission.users(_MOST_USERS)],
         **({} if peers is None else {"workers": [_worker(process, peers.number)]}),
     }
 

@@ -53,10 +53,10 @@ class RecentLines:
     ``total`` counts all lines logged, ``unwritten`` the writes that the log's stream refused.
     """
 
-    def __init__(self, most: int = RECENT_LINES) -> None:
+    def __init__(self) -> None:
         self.total = 0
         self.unwritten = 0
-        self.lines: deque[str] = deque(maxlen=most)
+        self.lines: deque[str] = deque(maxlen=RECENT_LINES)
         self.failures: deque[str] = deque(maxlen=_RECENT_FAILURES)
 
     def add(self, line: str, severity: str = "I") -> None:

@@ -92,11 +92,6 @@ class CursorRegistry:
         self._make_id = new_id or partial(secrets.randbits, 63)
         self.streams = streams
         self._settings = streams.resources.settings
-        self.loads = streams.resources.loads
-        """Counts of the commands sent to the cluster's members."""
-        self.memory = streams.resources.memory
-        """The memory that the events of all streams take."""
-        self.admission = streams.admission
         self._reads: UpstreamReads | None = None
         if mongos is not None:
             clock = streams.cluster.clock
@@ -125,7 +120,7 @@ class CursorRegistry:
         if self._closed:
             raise shutting_down(_QUIESCES)
         quota = Quota(owner.client, owner.user)
-        admitted = self.admission.admit_cursor(quota, request_bytes)
+        admitted = self.streams.admission.admit_cursor(quota, request_bytes)
         with ExitStack() as closing:
             closing.callback(admitted.close)
             reader = await self._open_reader(request, quota)
@@ -326,7 +321,7 @@ class CursorRegistry:
                 "where clients log in, or ask for 'whenAvailable' or 'required' on collections "
                 "with changeStreamPreAndPostImages",
             )
-        self.admission.admit_lookup(quota, self.streams.cluster.targets)
+        self.streams.admission.admit_lookup(quota, self.streams.cluster.targets)
         return await CompletingReader.open(self.streams, quota, plan, self._reads)
 
     def _new_id(self) -> int:

@@ -43,11 +43,7 @@ class FeedPort(AcceptingPort):
     """
 
     def __init__(
-        self,
-        process: ServingProcess,
-        *,
-        most: int = MOST_CLIENTS,
-        handshakes: Handshakes | None = None,
+        self, process: ServingProcess, *, most: int, handshakes: Handshakes | None
     ) -> None:
         super().__init__(handshakes, self._arriving, ConnectionLimit(most))
         settings = process.settings.feed

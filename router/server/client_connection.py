@@ -299,7 +299,7 @@ class ClientConnection:
         reply_id = _new_id()
         if request.wants_reply:
             frame = _reply_frame(
-                request, answer, reply_id=reply_id, response_to=response_to, more_to_come=more
+                request, answer, reply_id=reply_id, response_to=response_to, more=more
             )
             await self._write(request, frame)
         return reply_id
@@ -324,22 +324,17 @@ class ClientConnection:
 
 
 def _reply_frame(
-    request: ClientMessage,
-    parts: Sequence[bytes],
-    *,
-    reply_id: int,
-    response_to: int,
-    more_to_come: bool = False,
+    request: ClientMessage, parts: Sequence[bytes], *, reply_id: int, response_to: int, more: bool
 ) -> bytes:
     """Return the frame of a reply, of the kind of its request, with the ``parts`` of its body.
 
-    ``response_to`` is the id of the message that it responds to. With ``more_to_come``, another
-    reply follows without a request.
+    ``response_to`` is the id of the message that it responds to; ``more`` is whether another reply
+    follows without a request.
     """
     if request.query is not None:
         return build_op_reply(b"".join(parts), request_id=reply_id, response_to=response_to)
     size = int.from_bytes(parts[0][:4], "little")  # the length that the body begins with
-    flags = MORE_TO_COME if more_to_come else 0
+    flags = MORE_TO_COME if more else 0
     return b"".join((msg_header(size, reply_id, response_to, flags), *parts))
 
 

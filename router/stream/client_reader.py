@@ -398,10 +398,9 @@ class ClientReader:
         needs, needs_spans = log_reader.needs, log_reader.needs_spans
         start_at, source = cluster_time_of(needs), self._preferred()
         left = log_reader.part
-        narrowed = left is not None and left.incarnation.namespace is not None
-        if source.is_wider and narrowed:
-            source = own
-        if not (self._may_begin(source, start_at) and self._may_narrow(source, needs)):
+        was_wider = left is not None and left.incarnation.namespace is not None
+        may_enter = self._may_begin(source, start_at) and self._may_narrow(source, needs)
+        if not may_enter or (source.is_wider and was_wider):
             source = own
         source, stream, _ = await self._enter(source, start_at, needs, needs_spans)
         try:

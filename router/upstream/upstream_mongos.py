@@ -58,11 +58,7 @@ class UpstreamMongos:
     """
 
     def __init__(
-        self,
-        addresses: Sequence[Address],
-        *,
-        access: Access = OPEN,
-        own_id: ObjectId | None = None,
+        self, addresses: Sequence[Address], *, access: Access = OPEN, own_id: ObjectId | None = None
     ) -> None:
         self.chosen = 0
         self.generation = 0

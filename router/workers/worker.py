@@ -142,9 +142,7 @@ async def _run(start: WorkerStart, channel_end: int) -> None:
             start.arguments,
             peers=peers,
             server=ServerDescription(
-                port=start.port,
-                started=start.started,
-                topology=TopologyVersion(start.process_id),
+                port=start.port, started=start.started, topology=TopologyVersion(start.process_id)
             ),
         )
         async with parts as (process, listener, feed), OwnedTasks() as tasks:

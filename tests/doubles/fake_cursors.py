@@ -93,11 +93,16 @@ class FakeCursors:
         self.failure: CommandError | None = None
         self.first: list[bytes] = []
         self.new_id: Callable[[], int] = count(2**62 + 1).__next__
-        self.streams = SimpleNamespace(moves_to_shared=0, moves_to_own=0)
         self.loads = MemberLoads()
         self.described: list[dict[str, Any]] = []
         self.memory = Memory(StreamSettings().total_buffer_bytes)
         self.admission = Admission(StreamSettings(), self.memory)
+        self.streams = SimpleNamespace(
+            moves_to_shared=0,
+            moves_to_own=0,
+            admission=self.admission,
+            resources=SimpleNamespace(loads=self.loads, memory=self.memory),
+        )
         self.place = Timestamp(1795163220, 1)
         self.behind = 0.0
         self.departed: Timestamp | None = None

@@ -102,23 +102,24 @@ async def test_documents_count_in_the_memory_of_the_process(
         cluster.shards["s0"].update(101 + n, n)
     cluster.noop(120)
     registry = cluster.registry(mongos=mongos.upstream.lend, reply_bytes=35_000)
+    memory = registry.streams.resources.memory
     cursor = await opened(registry)
     await until(lambda: cursor._reader.client_reader.prepare())
-    before = registry.memory.held
+    before = memory.held
     mongos.holds_back = "getMore"
     mongos.released.clear()
     reading = asyncio.create_task(cursor.next_batch(None, PATIENCE))
     await until(lambda: len(mongos.commands) == 2)
-    assert registry.memory.held - before > 4 * 10_000
+    assert memory.held - before > 4 * 10_000
     mongos.released.set()
     assert len((await reading).events) == 3
-    assert 7 * 10_000 < registry.memory.held - before < 8 * 10_000
+    assert 7 * 10_000 < memory.held - before < 8 * 10_000
     assert len((await cursor.next_batch(None, PATIENCE)).events) == 3
-    assert 4 * 10_000 < registry.memory.held - before < 5 * 10_000
-    assert registry.memory.lookups == 1
+    assert 4 * 10_000 < memory.held - before < 5 * 10_000
+    assert memory.lookups == 1
     registry.kill([cursor.cursor_id])
-    assert registry.memory.held <= before
-    assert registry.memory.lookups == 0
+    assert memory.held <= before
+    assert memory.lookups == 0
 
 
 async def test_beyond_the_limit_events_are_completed_one_by_one(
@@ -128,8 +129,9 @@ async def test_beyond_the_limit_events_are_completed_one_by_one(
         cluster.shards["s0"].update(101 + n, n)
     cluster.noop(120)
     registry = cluster.registry(mongos=mongos.upstream.lend)
+    memory = registry.streams.resources.memory
     cursor = await opened(registry)
-    registry.memory.held += registry.memory.limit + 1
+    memory.held += memory.limit + 1
     await read(cursor, 4)
     assert mongos.finds() == [{"_id": n} for n in range(4)]
 
@@ -175,13 +177,14 @@ async def test_a_batch_ends_in_time_though_the_stages_drop_all_of_many_events(
     cluster.noop(200)
     mongos.stage = lambda _: None
     registry = cluster.registry(mongos=mongos.upstream.lend)
+    memory = registry.streams.resources.memory
     cursor = await opened(registry, {"$match": {"fullDocument.v": 0}})
-    registry.memory.held += registry.memory.limit + 1  # they are completed one by one
+    memory.held += memory.limit + 1  # they are completed one by one
     await until(lambda: cursor._reader.client_reader.prepare())
-    before = registry.memory.held
+    before = memory.held
     assert (await cursor.next_batch(None, 0.0)).events == []
     assert len(mongos.finds()) < 50
-    assert registry.memory.held <= before
+    assert memory.held <= before
 
 
 async def test_the_error_without_an_upstream_names_the_remedy(cluster: ScriptedCluster):

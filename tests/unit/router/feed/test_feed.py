@@ -35,12 +35,12 @@ REFUSALS = ("BadValue", "FailedToParse", "TypeMismatch", "Unauthorized")
 
 @asynccontextmanager
 async def feed(
-    request_wait: float = 0.02, access: Any = None, **limits: int
+    request_wait: float = 0.02, access: Any = None, most: int = 10
 ) -> AsyncIterator[tuple[FakeCursors, int]]:
     cursors: Any = FakeCursors()
     settings = load_settings({"feed": {"requestWaitMs": request_wait * 1000}})
     process = ServingProcess(cursors=cursors, cluster=cursors, access=access, settings=settings)
-    async with FeedPort(process, **limits) as listening:
+    async with FeedPort(process, most=most, handshakes=None) as listening:
         yield cursors, await listening.listen(["127.0.0.1"], 0)
 
 

@@ -118,15 +118,16 @@ async def test_one_user_s_full_buffers_do_not_stop_another_s_streams(cluster: Sc
     for number in range(4):
         await registry.open(stream(**different(number)), alice)
     await registry.open(stream(**different(4)), bob)
-    of_alice, of_bob = registry.memory.of("a@db"), registry.memory.of("b@db")
+    memory = registry.streams.resources.memory
+    of_alice, of_bob = memory.of("a@db"), memory.of("b@db")
     for number in range(1, 41):
         cluster.shards["s0"].insert(Timestamp(100 + number, 1), number, filler="x" * 10_000)
         await until(lambda number=number: of_bob.held > number * 10_000)
     await until(lambda: of_alice.short)
     assert of_alice.held < limit + 4 * LEAST_BATCH
     assert not of_bob.short
-    assert registry.memory.held == of_alice.held + of_bob.held
-    assert registry.admission.users(1)[0]["user"] == "a@db"
+    assert memory.held == of_alice.held + of_bob.held
+    assert registry.streams.admission.users(1)[0]["user"] == "a@db"
 
 
 async def test_a_slow_client_without_room_for_remotes_can_resume(cluster: ScriptedCluster):

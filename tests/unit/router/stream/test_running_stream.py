@@ -113,11 +113,11 @@ async def test_events_that_the_low_watermark_holds_back_are_measured(
     registry = cluster.registry(noop_writes=False)
     cursor, _ = await registry.open(stream(), OWNER)
     cluster.noop(100)
-    waits = registry.loads.low_watermark_waits
+    waits = registry.streams.resources.loads.low_watermark_waits
     begun = asyncio.get_running_loop().time()
     cluster.shards["s1"].insert(101, 1)
     reading = asyncio.create_task(read_until(cursor, 1))
-    await until(lambda: registry.loads.of("s1").events == 1)
+    await until(lambda: registry.streams.resources.loads.of("s1").events == 1)
     assert sum(waits.counts) == 0, "the other shard may still have an earlier event"
     cluster.noop(102)
     assert await reading == [1]
