@@ -25,7 +25,7 @@ from router.catalog.version import ClusterVersion
 from router.commands.serving_process import NOW, ServerDescription, ServingProcess
 from router.config.settings import Settings, settings_of_streams
 from router.config.tracing import SpanExport
-from router.counters.loads import measure_lag
+from router.counters.process_counters import measure_lag
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort
 from router.limits.client_limits import FOR_FEEDS, supported_connections
@@ -163,10 +163,10 @@ def _keep_current(tasks: OwnedTasks, process: ServingProcess, servers: "_Servers
         servers.mongos.moved = lambda *choice: peers.tell_parent(UseUpstream(*choice))
     if certificates is not None and certificates.towards_cluster is not None:
         certificates.rotated = servers.cluster.renew_monitors
-    shared = process.cursors.streams.resources
-    tasks.run(keep_slack_small, shared.memory, name="give back freed memory")
+    memory = process.cursors.streams.resources.memory
+    tasks.run(keep_slack_small, memory, name="give back freed memory")
     if process.checks is not None:
-        tasks.run(measure_lag, shared.loads.loop_lag)
+        tasks.run(measure_lag, process.counters.loop_lag)
     report = (
         process.server.become
         if peers is None

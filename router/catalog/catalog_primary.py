@@ -75,14 +75,11 @@ class CatalogPrimary:
 
         Raises CommandError: HostUnreachable, no primary answers within five seconds.
         """
+        app_name, tls = "mergerouter upstream", self._cluster.access.context
         with _search_for_primary(self._target):
             async with self._cluster.lend(self._target, timeout=_TIMEOUT) as primary:
-                return await Connection.open(
-                    primary.address,
-                    timeout=_TIMEOUT,
-                    tls=self._cluster.access.context,
-                    app_name="mergerouter upstream",
-                )
+                address = primary.address
+                return await Connection.open(address, timeout=_TIMEOUT, tls=tls, app_name=app_name)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ async def process_status(process: ServingProcess, *, details: bool, checks: bool
         "cpuTime": time.process_time(),
         "residentBytes": resident_bytes(),
         "unwrittenLogLines": RECENT.unwritten,
-        "loopLag": loads.loop_lag.to_document(),
+        "loopLag": process.counters.loop_lag.to_document(),
     }
     if checks and process.checks is not None:
         status["checks"] = list(map(asdict, await process.checks.results()))

@@ -1,6 +1,5 @@
 """What the streams of a process cost and deliver: commands and events by member, and delays."""
 
-import asyncio
 from bisect import bisect_left
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -12,8 +11,6 @@ BOUNDS: Final = (
     0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0,
 )  # fmt: skip
 """Upper bounds of the buckets in seconds; the last bucket has none."""
-
-_LAG_INTERVAL: Final = 0.25
 
 
 class Histogram:
@@ -32,15 +29,6 @@ class Histogram:
         """Return the counts by the upper bound of their bucket, and the sum."""
         bounds = (*map(str, BOUNDS), "+Inf")
         return {"counts": dict(zip(bounds, self.counts, strict=True)), "total": self.total}
-
-
-async def measure_lag(histogram: Histogram) -> None:
-    """Record the event loop's lag, how late a timer runs, four times a second, until cancelled."""
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + _LAG_INTERVAL
-        await asyncio.sleep(_LAG_INTERVAL)
-        histogram.record(max(0.0, loop.time() - due))
 
 
 @dataclass(slots=True)
@@ -69,20 +57,18 @@ class MemberLoad:
         return {to_camel(name): Int64(count) for name, count in asdict(self).items()}
 
 
-class MemberLoads:
-    """The load of each shard and of the config server, by target.
+class StreamLoads:
+    """The load of each shard and of the config server, by target, and what clients receive.
 
     ``delivered`` and ``delivered_bytes`` count the events that all clients have received.
     ``low_watermark_waits`` are the times for which events waited for the low watermark, one for
     each batch of a shard that was held back or released; ``reply_delays`` the times from the
-    release of events until a client that waits for them continues. ``loop_lag`` is that of the
-    process's event loop.
+    release of events until a client that waits for them continues.
     """
 
     def __init__(self) -> None:
         self.low_watermark_waits = Histogram()
         self.reply_delays = Histogram()
-        self.loop_lag = Histogram()
         self.delivered = 0
         self.delivered_bytes = 0
         self.by_target: dict[str, MemberLoad] = {}

@@ -32,7 +32,6 @@ log = structlog.get_logger()
 
 _QUIESCES: Final = "The server is in quiesce mode and will shut down"
 
-
 _MOST_DEPARTED: Final = 1000
 _REMEMBERED_FOR: Final = 24 * 60 * 60.0
 
@@ -269,9 +268,7 @@ class CursorRegistry:
             self._remove(cursor_id)
         return killed, not_found
 
-    def end_sessions(
-        self, lsids: Iterable[bytes], user: str | None = None, *, busy: bool = False
-    ) -> None:
+    def end_sessions(self, lsids: Iterable[bytes], user: str | None, *, busy: bool) -> None:
         """Kill the cursors of these sessions of the user.
 
         Those with a getMore in flight are left, unless ``busy`` is set: mongos lets that finish,
@@ -281,7 +278,7 @@ class CursorRegistry:
             if busy or not cursor.busy:
                 self._remove(cursor.cursor_id)
 
-    def refresh_sessions(self, lsids: Iterable[bytes], user: str | None = None) -> None:
+    def refresh_sessions(self, lsids: Iterable[bytes], user: str | None) -> None:
         """Restart the idle time of the cursors of these sessions of the user."""
         for cursor in self._of_sessions(lsids, user):
             cursor.last_used = self._loop.time()

@@ -13,7 +13,7 @@ from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.catalog.cluster_time import ClusterTimeFetcher
-from router.counters.loads import MemberLoads
+from router.counters.loads import StreamLoads
 from router.limits.cursor_admission import Admission, Quota
 from router.limits.memory import Memory
 from router.request.stream_request import StreamRequest
@@ -45,7 +45,7 @@ class OpenStreams:
     """
 
     def __init__(self, cluster: Cluster, settings: StreamSettings) -> None:
-        loads, memory = MemberLoads(), Memory(settings.total_buffer_bytes, settings.user_buffer)
+        loads, memory = StreamLoads(), Memory(settings.total_buffer_bytes, settings.user_buffer)
         noop_writer = NoOpWriter(cluster, settings, loads)
         self.resources = StreamResources(cluster, settings, loads, noop_writer, memory)
         self.admission = Admission(settings, memory)

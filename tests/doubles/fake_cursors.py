@@ -10,7 +10,7 @@ from typing import Any
 import bson
 from bson.timestamp import Timestamp
 
-from router.counters.loads import MemberLoads
+from router.counters.loads import StreamLoads
 from router.cursors.cursor import Owner
 from router.limits.cursor_admission import Admission
 from router.limits.memory import Memory
@@ -93,7 +93,7 @@ class FakeCursors:
         self.failure: CommandError | None = None
         self.first: list[bytes] = []
         self.new_id: Callable[[], int] = count(2**62 + 1).__next__
-        self.loads = MemberLoads()
+        self.loads = StreamLoads()
         self.described: list[dict[str, Any]] = []
         self.memory = Memory(StreamSettings().total_buffer_bytes)
         self.admission = Admission(StreamSettings(), self.memory)

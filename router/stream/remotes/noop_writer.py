@@ -15,7 +15,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import PAUSE_AFTER_REFUSAL, Cluster
-from router.counters.loads import MemberLoad, MemberLoads
+from router.counters.loads import MemberLoad, StreamLoads
 from router.limits.token_bucket import TokenBucket
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
@@ -75,7 +75,7 @@ class NoOpWriter:
     instead. ``loads`` counts the commands sent to each member.
     """
 
-    def __init__(self, cluster: Cluster, settings: StreamSettings, loads: MemberLoads) -> None:
+    def __init__(self, cluster: Cluster, settings: StreamSettings, loads: StreamLoads) -> None:
         self._cluster = cluster
         self._settings = settings
         self._loads = loads

@@ -9,7 +9,7 @@ import structlog
 from bson.int64 import Int64
 
 from router.catalog.cluster import Cluster, MemberDialer
-from router.counters.loads import MemberLoads
+from router.counters.loads import StreamLoads
 from router.limits.memory import Memory
 from router.request.shard_commands import progress_command, shard_command, topology_command
 from router.request.stream_request import StreamRequest
@@ -37,7 +37,7 @@ class StreamResources(NamedTuple):
 
     cluster: Cluster
     settings: StreamSettings
-    loads: MemberLoads
+    loads: StreamLoads
     noop_writer: NoOpWriter
     memory: Memory
 

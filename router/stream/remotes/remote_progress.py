@@ -16,7 +16,6 @@ from shard_client.bson.resume_token import next_tick
 _AGAIN, _AGAIN_MOST = 0.1, 2.0
 """Seconds, doubling up to a maximum, before a no-op write without effect is repeated."""
 
-
 _LONGEST_TIMEOUT: Final = 12
 """Maximum of the timeout of a watermark that does not advance, as a multiple of the first one."""
 

@@ -14,7 +14,8 @@ from router import allocator
 from router.allocator import collect_less_often, keep_freed_memory, keep_slack_small
 from router.config.security import HIDDEN
 from router.config.settings import load_settings
-from router.counters.loads import BOUNDS, Histogram, measure_lag
+from router.counters.loads import BOUNDS, Histogram
+from router.counters.process_counters import measure_lag
 from router.limits.memory import Memory
 from router.run import run_until_signalled
 from tests.harness.until import until

@@ -8,7 +8,7 @@ from bson import Timestamp
 from structlog.testing import capture_logs
 
 from router.catalog.cluster import Cluster
-from router.counters.loads import MemberLoads
+from router.counters.loads import StreamLoads
 from router.stream.remotes import noop_writer
 from router.stream.remotes.noop_writer import LEAST_SECONDS, NOOP_BYTES, NoOpWriter
 from shard_client.errors import ErrorCode
@@ -26,7 +26,7 @@ class Requests:
         limits = replace(NOOPS, **changes)  # type: ignore[arg-type]
         self.cluster = Cluster(cluster.config.host, limits, replica_set=ProbedReplicaSet)
         cluster.clusters.append(self.cluster)
-        self.loads = MemberLoads()
+        self.loads = StreamLoads()
         self.noop_writer = NoOpWriter(self.cluster, limits, self.loads)
         cluster.noop_writers.append(self.noop_writer)
         self.host = cluster.shards["s1"].host
