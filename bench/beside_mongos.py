@@ -98,9 +98,9 @@ LOADS_COLUMNS = (Column("the cluster", "load"), *_COST_COLUMNS)
 WATCHERS_COLUMNS = (Column("clients", "clients"), Column("filters", "filters"), *_COST_COLUMNS)
 LOADS_NOTE = (
     "Default no-ops. From a write's acknowledgement by a majority to its arrival. mongods' CPU is "
-    "that of all shards and the config server, writes included; connections and no-op writes are "
-    "those of the member that has most. There is no figure of connections if more have been closed "
-    "meanwhile. mongos is watched while no router runs."
+    "that of all shards and the config server, writes included; connections and oplog are those "
+    'of the member that has most, what is "of a shard" is the mean. There is no figure of '
+    "connections if more have been closed meanwhile. mongos is watched while no router runs."
 )
 
 

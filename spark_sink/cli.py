@@ -116,7 +116,7 @@ Conf = Annotated[
     typer.Option(help="NAME=VALUE: a setting of Spark. May be repeated."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-_FILE = "A YAML file with settings: these flags' names without dashes, and collections."
+_FILE = "A YAML file with settings: these flags without --, and collections."
 
 
 def with_settings(command: Callable[[JobSettings], None]) -> Callable[..., None]:

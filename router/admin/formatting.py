@@ -6,7 +6,7 @@ _MEGABYTE: Final = 1024 * 1024
 _REASONS: Final = {
     "idle": "nothing new to report",
     "behind": "it has more to read",
-    "paused": "a client reads slowly",
+    "paused": "clients read slowly or pause",
 }
 
 

@@ -28,8 +28,8 @@ def check_config(
 ) -> None:
     """Check the settings and all that they name.
 
-    Tries the files, the ports, the cluster and the upstream, and the rights of the router's user
-    there, and prints a line for each. The exit status is 0 if all work, else 1.
+    Tries files, ports, cluster and upstream, and the rights of the router's user there, and prints
+    a line for each. The exit status is 0 if all work, else 1, and 2 if the settings are invalid.
     """
     settings = read_settings(flags, config)
     import structlog

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -103,7 +104,12 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
         "read": 40, "snapshotEnd": 1, "insert": 21, "update": updates, "delete": 1,
     }  # fmt: skip
     assert differences(spark, shop, folder) == NO_DIFFERENCE
-    assert CurrentTable.existing(str(folder / "current")).log.read(spark).count() == 60
+    page = (REPOSITORY / "docs" / "spark.md").read_text()
+    section = page.partition("\n## Reading the tables\n")[2].partition("\n## ")[0]
+    code = [line[4:] for line in section.splitlines() if line.startswith("    ")]
+    read: dict[str, Any] = {"spark": spark}
+    exec("\n".join(code).replace("orders/", f"{folder}/"), read)
+    assert read["table"].count() == 60
 
     # Where it stands, without Spark.
     runner = CliRunner()

@@ -130,8 +130,8 @@ class JobHistory:
         """Return the error for a time without versions."""
         return StreamError(
             f"the job in {self._folder.address} has no versions of "
-            f"{self._time.as_datetime().isoformat()}: a snapshot was in progress, or their commits "
-            "have been deleted. Give a later time, or make the table again with job rebuild --to"
+            f"{self._time.as_datetime().isoformat()}: no batch had followed the snapshot, or their "
+            "commits are deleted. Give a later time, or make the table again with job rebuild --to"
         )
 
     def _states(
@@ -188,9 +188,9 @@ class JobHistory:
             moment = None if first is None else time_of(first)
             text = "no cluster time" if moment is None else moment.as_datetime().isoformat()
             raise StreamError(
-                f"the tables of the job in {self._folder.address} have reached {text} only: let "
-                "the job run on, or give an earlier time. While nothing happens a job advances "
-                "after idleAdvanceSeconds"
+                f"the tables of the job in {self._folder.address} have reached {text} only: give "
+                "an earlier time, or let the job run on; job wait --to makes it advance if nothing "
+                "happens"
             )
 
     def _has_events(self, key: str, cut: Timestamp) -> bool:
