@@ -21,8 +21,8 @@ from spark_sink.errors import SourceError, StreamError
 from spark_sink.folders import is_local
 from spark_sink.jobs.compaction import compaction_beside
 from spark_sink.jobs.failure_texts import cause_of
+from spark_sink.jobs.history.gaps import replace_lost_batch
 from spark_sink.jobs.history.restoration import restore_checkpoint
-from spark_sink.jobs.history.seeking import replace_lost_batch
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
@@ -168,9 +168,9 @@ class _Start:
         """End an earlier start, and restore what a crash has left. Raises SourceError."""
         with lines_of_job(self.name):
             self._epoch = take_over(self._folder)
-            restore_checkpoint(self._folder)
+            newest = restore_checkpoint(self._folder)
             self._folder.begin(self._record, once=self._once)
-            replace_lost_batch(self._folder, self._settings.uri)
+            replace_lost_batch(self._folder, self._settings.uri, newest)
 
     def run(self, spark: SparkSession) -> Exception | None:
         """Run the job's query until it ends; report its failure to the router, and return it."""

@@ -21,7 +21,7 @@ from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.jobs.checkpoint import LoggedBatch
 from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.history.job_history import snapshot_ends
-from spark_sink.jobs.history.restoration import lacking_tables
+from spark_sink.jobs.history.newest_batch import lacking_tables
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_tables import (
     BRONZE,
