@@ -94,7 +94,11 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
 
 
 def _leave_out(folder: JobFolder, batch: Batch, gap: Offset) -> str:
-    """Let a batch that some table lacks leave out events; return where it ends."""
+    """Let a batch that some table lacks leave out events; return where it ends.
+
+    The first commit decides: `newest_batch` finds it first, and `replace_lost_batch` makes the
+    others.
+    """
     assert gap.time is not None
     logs = {name: DeltaLog(folder.table(name)) for name in (*APPENDED, CURRENT)}
     newest = {name: log.state().batch.number for name, log in logs.items()}
@@ -104,7 +108,7 @@ def _leave_out(folder: JobFolder, batch: Batch, gap: Offset) -> str:
         written = {n: k for n, k in own.written.items() if k <= newest[n]}
         if own.number == batch.number:
             log.amend(replace(own, offset=gap.document, written=written))
-        elif name == NOTIFICATIONS:
+        elif name == NOTIFICATIONS and batch.number not in newest.values():
             noted = replace(batch, offset=gap.document, written=written)
             log.append([], NOTIFICATION_COLUMNS, noted)
     return gap.time.as_datetime().isoformat()
@@ -113,14 +117,17 @@ def _leave_out(folder: JobFolder, batch: Batch, gap: Offset) -> str:
 def replace_lost_batch(folder: JobFolder, uri: str, newest: tuple[Batch, bool]) -> None:
     """Replace a batch that some table lacks, and whose events the oplogs have lost.
 
-    The options must allow that. Spark repeats a batch as it was, and would fail at every start.
-    `newest` is the `newest_batch` of the job. Raises SourceError.
+    The options must allow that. Spark repeats a batch as it was, and would fail at every start. A
+    seek that was interrupted is completed. `newest` is the `newest_batch` of the job. Raises
+    SourceError.
     """
     planned, is_whole = newest
     if is_whole or not planned.begin:
         return
     before, end = (Offset.of(each, in_table=True) for each in (planned.begin, planned.offset))
     batch = end.events_after(before)
+    if end.sought is not None:
+        _leave_out(folder, planned, end)
     if batch.events == 0:
         return
     options = parse_options(folder.record().source_options(uri))

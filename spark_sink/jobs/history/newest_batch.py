@@ -10,6 +10,7 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.checkpoint import Checkpoint
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import (
+    APPENDED,
     BRONZE,
     CURRENT,
     MESSAGES,
@@ -24,6 +25,8 @@ from spark_sink.tables.table_state import Batch
 def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
     """Return the newest batch of a job's tables, and whether all of them have it.
 
+    It is that of the first table which has it: there an interrupted seek has begun.
+
     Without a job it is `Batch()`. Raises OptionError if a table lacks an earlier batch, or one that
     Spark has committed, or if the tables are not of one query, and StreamError if an older version
     of a table was restored.
@@ -31,7 +34,8 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
     if not folder.exists:
         return Batch(), True
     by_table: dict[str, Batch] = {}
-    for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFICATIONS: None}:
+    names = {*folder.record().tables, QUARANTINE, NOTIFICATIONS}
+    for name in filter(names.__contains__, (*APPENDED, CURRENT)):
         log = DeltaLog(folder.table(name))
         log.require_not_restored(name if name in (BRONZE, MESSAGES) else "")
         by_table[name] = log.state().batch

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -330,6 +331,50 @@ def test_a_batch_that_is_left_out_names_no_table_that_it_will_not_write(tmp_path
     seek(folder, "500,1")
     for name in ("bronze", "quarantine"):
         assert DeltaLog(folder.table(name)).state().batch.written == {"quarantine": 1}
+
+
+@pytest.mark.parametrize("commits", range(4))
+@pytest.mark.parametrize(
+    ("having", "lacking"),
+    [(("current", "bronze"), "messages"), (("current", "messages", "bronze"), "notifications")],
+)
+def test_a_start_completes_a_seek_that_was_killed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    commits: int,
+    having: tuple[str, ...],
+    lacking: str,
+) -> None:
+    """The first commit of a seek decides. Without one the start repeats the batch."""
+    folder = begun(tmp_path, "current", "messages", "bronze")
+    for name in ("current", "messages", "bronze"):
+        write(folder, 0, name)
+    batch = Batch("q", 1, end_at(300), end_at(0), written={lacking: 1})
+    for name in having:  # then the job was killed
+        DeltaLog(folder.table(name)).append_rows(ROW, batch)
+    left, write_commit = [commits], DeltaLog._write
+
+    def killing(log: DeltaLog, *given: Any) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        write_commit(log, *given)
+
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(DeltaLog, "_write", killing)
+        seek(folder, "500,1")
+    replace_lost_batch(folder, "mongodb://127.0.0.1:1", restore_checkpoint(folder))
+    end = end_at(300)
+    if commits:
+        gap = Offset(AtTime(Timestamp(500, 1)), events=0, sought=AtTime(Timestamp(300, 1)))
+        end = gap.document
+    repeated = Batch("q", 1, folder.checkpoint.offset(1), folder.checkpoint.offset(0))
+    assert repeated.offset == end
+    for name in ("current", "messages", "bronze"):
+        log = DeltaLog(folder.table(name))
+        log.append_rows(ROW, repeated)
+        assert (log.state().batch.offset, log.count()) == (end, 2)
+    assert restore_checkpoint(folder)[1] is bool(commits or lacking == "messages")
 
 
 def planned(folder: JobFolder) -> Offset:
