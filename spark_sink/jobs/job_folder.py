@@ -21,7 +21,7 @@ from spark_sink.dataclass_json import NewerVersionError, from_json
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import ABOVE_ALL_TOKENS, key_of
 from spark_sink.folders import Folder, absolute, is_local
-from spark_sink.jobs.checkpoint import Checkpoint
+from spark_sink.jobs.checkpoint import Checkpoint, LoggedBatch
 from spark_sink.jobs.job_tables import DEFAULT_TABLES
 from spark_sink.options.snapshot_options import SnapshotOptions, snapshot_options
 from spark_sink.options.stream_options import named_options
@@ -142,8 +142,10 @@ class JobFolder:
         With `once`, an earlier start may have begun the snapshot, but not finished it. Raises
         OptionError if the folder has a job that these options cannot continue.
         """
-        old, checkpoint, since = self.require_continues(record, once=once), self.checkpoint, ""
-        if (last := checkpoint.last_planned()) is not None:
+        checkpoint, since = self.checkpoint, ""
+        last = checkpoint.last_planned()
+        old = self.require_continues(record, last, once=once)
+        if last is not None:
             is_known = old.options == record.options and old.since != ABOVE_ALL_TOKENS
             since = old.since if is_known else key_of(last.end.position)
         inside = checkpoint.address == f"{self.address}/checkpoint"
@@ -154,9 +156,13 @@ class JobFolder:
     def _write(self, record: JobRecord) -> None:
         self._folder.write("job.json", json.dumps(asdict(record), indent=2))
 
-    def require_continues(self, record: JobRecord, *, once: bool = False) -> JobRecord:
-        """Return the record of the previous start. Raises OptionError as `begin`."""
-        last = self.checkpoint.last_planned()
+    def require_continues(
+        self, record: JobRecord, last: LoggedBatch | None, *, once: bool = False
+    ) -> JobRecord:
+        """Return the record of the previous start; `last` is the newest batch of the checkpoint.
+
+        Raises OptionError as `begin`.
+        """
         old = self.record() if last is not None or self.exists else JobRecord()
         if last is not None:
             is_first = last.number == 0 and last.committed is None

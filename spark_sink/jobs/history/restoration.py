@@ -6,13 +6,14 @@ current table is made from the rows of bronze alone, so the oplogs need not cont
 
 from __future__ import annotations
 
-from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import OptionError, StreamError
+from spark_sink.jobs.checkpoint import LoggedBatch
 from spark_sink.jobs.history.newest_batch import newest_batch
 from spark_sink.jobs.history.point_in_time import bronze_at
 from spark_sink.jobs.job_folder import JobFolder
@@ -30,40 +31,51 @@ from spark_sink.tables.table_state import Batch
 def restore_checkpoint(folder: JobFolder) -> tuple[Batch, bool]:
     """Make the checkpoint of a job from its tables; return their `newest_batch`.
 
-    They alone know where the job is, so a checkpoint may be lost, truncated, or an older copy. A
-    batch that only some of them have is repeated, and one that none of them has is planned again.
-    A checkpoint that says the same is left as it is, with the times of its commits.
-    Until they have a batch the checkpoint is kept, as it tells where the job begins. Raises
-    OptionError and StreamError as `newest_batch`, and OptionError if the checkpoint is another
-    job's, or is damaged without a batch in the tables.
+    A checkpoint that says the same is left as it is, with the times of its commits. Until the
+    tables have a batch it is kept, as it tells where the job begins. Raises OptionError and
+    StreamError as `restored_batch`.
     """
-    last, is_whole = newest_batch(folder)
-    checkpoint = folder.checkpoint
-    if not last.query:
-        try:
-            checkpoint.query(), checkpoint.batches()
-        except StreamError as error:
+    newest = last, is_whole = newest_batch(folder)
+    if restored_batch(folder, newest)[1]:
+        folder.checkpoint.remove_checksums()
+        return newest
+    offsets = {last.number - 1: last.begin} if last.number else {}
+    offsets[last.number] = last.offset
+    folder.checkpoint.write(last.query, offsets, last.number if is_whole else last.number - 1)
+    return newest
+
+
+def restored_batch(
+    folder: JobFolder, newest: tuple[Batch, bool]
+) -> tuple[LoggedBatch | None, bool]:
+    """Return the newest batch of a restored checkpoint, and whether the checkpoint has it now.
+
+    The tables alone, whose `newest_batch` is given, know where the job is: a checkpoint may be
+    lost, truncated, or an older copy. A batch that only some of them have is repeated, and one that
+    none of them has is planned again. Raises OptionError if the checkpoint is another job's, or is
+    damaged without a batch in the tables.
+    """
+    checkpoint, (last, is_whole) = folder.checkpoint, newest
+    query, planned = None, None
+    try:
+        query, planned = checkpoint.query(), [None, *checkpoint.batches()][-1]
+    except StreamError as error:
+        if not last.query:
             raise OptionError(
                 f"{error}. But these contain no batch yet to continue from: remove the "
                 f"folder {checkpoint.address}, and start the job again"
             ) from None
-        checkpoint.remove_checksums()
-        return last, is_whole
-    with suppress(StreamError):  # it is damaged
-        query, planned = checkpoint.query(), checkpoint.batches()
-        if query not in (None, last.query):
-            raise OptionError(
-                f"the checkpoint {checkpoint.address} is not that of the tables in "
-                f"{folder.address}: remove it, and the next start makes it again from the tables"
-            )
-        newest = planned[-1] if planned and is_whole and query else None
-        if newest and newest.committed and newest.offset == last.offset:
-            checkpoint.remove_checksums()
-            return last, is_whole
-    offsets = {last.number - 1: last.begin} if last.number else {}
-    offsets[last.number] = last.offset
-    checkpoint.write(last.query, offsets, last.number if is_whole else last.number - 1)
-    return last, is_whole
+    if not last.query:
+        return planned, True
+    if query not in (None, last.query):
+        raise OptionError(
+            f"the checkpoint {checkpoint.address} is not that of the tables in "
+            f"{folder.address}: remove it, and the next start makes it again from the tables"
+        )
+    if planned and planned.committed and query and is_whole and planned.offset == last.offset:
+        return planned, True
+    committed = datetime.now(UTC) if is_whole else None
+    return LoggedBatch(last.number, {**last.offset}, committed), False
 
 
 def lacks_current(folder: JobFolder) -> bool:
