@@ -23,7 +23,7 @@ from spark_sink.events.positions import ABOVE_ALL_TOKENS, key_of
 from spark_sink.folders import Folder, absolute, is_local
 from spark_sink.jobs.checkpoint import Checkpoint, LoggedBatch
 from spark_sink.jobs.job_tables import DEFAULT_TABLES
-from spark_sink.options.snapshot_options import SnapshotOptions, snapshot_options
+from spark_sink.options.snapshot_options import CUSTOM, SnapshotOptions, snapshot_options
 from spark_sink.options.stream_options import named_options
 
 
@@ -233,10 +233,13 @@ def _kind(schema: str) -> str:
 
 
 def _beginning(record: JobRecord) -> set[str]:
-    """Return the options that say where and how a job begins."""
-    names = ("startAtOperationTime", "resumeAfter", "startAfter", "snapshotMode")
-    given = named_options(record.options)
-    return {f"{name}={given[name]}" for name in names if name in given}
+    """Return where and how a job begins, whatever follows that."""
+    names = ("startAtOperationTime", "resumeAfter", "startAfter")
+    given, snapshot = named_options(record.options), record.snapshot
+    beginning = {f"{name}={given[name]}" for name in names if name in given}
+    if snapshot.policy.at_first:
+        beginning.add(f"snapshotMode={CUSTOM}" if snapshot.custom else "a snapshot")
+    return beginning or {"the present"}
 
 
 def _texts(options: Mapping[str, str]) -> set[str]:
