@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.console import say
 from spark_sink.dataclass_json import NewerVersionError, from_json
 from spark_sink.errors import OptionError, StreamError
@@ -45,6 +46,8 @@ class JobRecord:
             all tokens if the record was lost.
         columns: the form of a current table whose columns follow the documents, with which
             `job rebuild` makes it again: the schema of documents as JSON, and the key's fields.
+
+    Raises ValueError and TypeError if `since` has no cluster time.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -58,6 +61,10 @@ class JobRecord:
     cluster: str = ""
     since: str = ""
     columns: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.since not in ("", ABOVE_ALL_TOKENS):
+            cluster_time_of(self.since)
 
     def source_options(self, uri: str) -> dict[str, str]:
         """Return the options of the source that reads the router at `uri`."""

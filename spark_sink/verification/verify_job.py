@@ -261,8 +261,8 @@ class _Verification:
         first = min(tokens) if since is None else key_of(AtTime(since))
         if last.end.since is not None:
             first = max(first, key_of(AtTime(last.end.since)))
-        if self.record.since:  # before it the job had other options
-            first = max(first, key_of(after(cluster_time_of(self.record.since))))
+        if self.record.since:  # the job has read the events up to this token with other options
+            first = max(first, f"{self.record.since}0")
         if first > key_of(last.end.position):
             self.remark(rows, "the job has read no event yet of the time to compare")
             return
