@@ -404,8 +404,8 @@ def rebuild(
             typer.echo(f"{table.address} has {table.log.count()} documents")
             if time is not None and (names := unread_names(table.state.unread_or_lost)):
                 typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
-        if time is None and (last := restore_checkpoint(folder)) is not None:
-            typer.echo(f"the checkpoint continues after batch {last} of the tables")
+        if time is None and (last := restore_checkpoint(folder)[0]).query:
+            typer.echo(f"the checkpoint continues after batch {last.number} of the tables")
 
 
 @job.command(cls=JobCommand)
@@ -447,7 +447,7 @@ def seek(
 
     The next start of the job continues there, and reads the collections again. Stop the job first.
     """
-    from spark_sink.jobs.history.seeking import seek as seek_to
+    from spark_sink.jobs.history.gaps import seek as seek_to
 
     folder = _job_in(out)
     with folder.locked():

@@ -21,8 +21,9 @@ from spark_sink.errors import SourceError, StreamError
 from spark_sink.folders import is_local
 from spark_sink.jobs.compaction import compaction_beside
 from spark_sink.jobs.failure_texts import cause_of
-from spark_sink.jobs.history.restoration import restore_checkpoint
-from spark_sink.jobs.history.seeking import replace_lost_batch
+from spark_sink.jobs.history.gaps import replace_lost_batch
+from spark_sink.jobs.history.newest_batch import newest_batch
+from spark_sink.jobs.history.restoration import restore_checkpoint, restored_batch
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
@@ -158,7 +159,8 @@ class _Start:
             held.enter_context(folder.locked())
             folder.mend(record)
             with suppress(StreamError):  # a damaged checkpoint, which `take_over` restores
-                folder.require_continues(record, once=self._once)
+                planned = folder.checkpoint.last_planned()
+                folder.require_continues(record, planned, once=self._once)
             if settings.metrics_port is not None:
                 held.enter_context(self._metrics.serve(settings.metrics_port + number))
             options = record.source_options(settings.uri)
@@ -168,9 +170,9 @@ class _Start:
         """End an earlier start, and restore what a crash has left. Raises SourceError."""
         with lines_of_job(self.name):
             self._epoch = take_over(self._folder)
-            restore_checkpoint(self._folder)
+            newest = restore_checkpoint(self._folder)
             self._folder.begin(self._record, once=self._once)
-            replace_lost_batch(self._folder, self._settings.uri)
+            replace_lost_batch(self._folder, self._settings.uri, newest)
 
     def run(self, spark: SparkSession) -> Exception | None:
         """Run the job's query until it ends; report its failure to the router, and return it."""
@@ -222,12 +224,12 @@ def check_jobs(settings: JobSettings) -> Iterator[str]:
     """Return what `run_jobs` would do, as lines, without doing it. Raises SourceError."""
     for folder, wanted in settings.jobs():
         record = _checked(settings, wanted)
-        folder.require_continues(record)
-        last = folder.checkpoint.last_committed()
+        newest = last, is_whole = newest_batch(folder)
+        folder.require_continues(record, restored_batch(folder, newest)[0])
         what = ", ".join(record.namespaces) or "the whole cluster"
         begins = f"starts, with option snapshotMode={record.options['snapshotMode']}"
-        if last is not None:
-            begins = f"continues after batch {last.number}"
+        if (done := last.number if is_whole else last.number - 1) >= 0:
+            begins = f"continues after batch {done}"
         yield f"{folder.address}: follows {what}; {begins}"
         columns = " ".join(record.schema.split())[:60]
         form = f"schema {columns}, deletes {record.deletes}{', flattened' * record.flatten}"

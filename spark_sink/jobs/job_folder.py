@@ -16,14 +16,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.console import say
 from spark_sink.dataclass_json import NewerVersionError, from_json
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import ABOVE_ALL_TOKENS, key_of
 from spark_sink.folders import Folder, absolute, is_local
-from spark_sink.jobs.checkpoint import Checkpoint
+from spark_sink.jobs.checkpoint import Checkpoint, LoggedBatch
 from spark_sink.jobs.job_tables import DEFAULT_TABLES
-from spark_sink.options.snapshot_options import SnapshotOptions, snapshot_options
+from spark_sink.options.snapshot_options import CUSTOM, SnapshotOptions, snapshot_options
 from spark_sink.options.stream_options import named_options
 
 
@@ -45,6 +46,8 @@ class JobRecord:
             all tokens if the record was lost.
         columns: the form of a current table whose columns follow the documents, with which
             `job rebuild` makes it again: the schema of documents as JSON, and the key's fields.
+
+    Raises ValueError and TypeError if `since` has no cluster time.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -58,6 +61,10 @@ class JobRecord:
     cluster: str = ""
     since: str = ""
     columns: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.since not in ("", ABOVE_ALL_TOKENS):
+            cluster_time_of(self.since)
 
     def source_options(self, uri: str) -> dict[str, str]:
         """Return the options of the source that reads the router at `uri`."""
@@ -142,8 +149,10 @@ class JobFolder:
         With `once`, an earlier start may have begun the snapshot, but not finished it. Raises
         OptionError if the folder has a job that these options cannot continue.
         """
-        old, checkpoint, since = self.require_continues(record, once=once), self.checkpoint, ""
-        if (last := checkpoint.last_planned()) is not None:
+        checkpoint, since = self.checkpoint, ""
+        last = checkpoint.last_planned()
+        old = self.require_continues(record, last, once=once)
+        if last is not None:
             is_known = old.options == record.options and old.since != ABOVE_ALL_TOKENS
             since = old.since if is_known else key_of(last.end.position)
         inside = checkpoint.address == f"{self.address}/checkpoint"
@@ -154,9 +163,13 @@ class JobFolder:
     def _write(self, record: JobRecord) -> None:
         self._folder.write("job.json", json.dumps(asdict(record), indent=2))
 
-    def require_continues(self, record: JobRecord, *, once: bool = False) -> JobRecord:
-        """Return the record of the previous start. Raises OptionError as `begin`."""
-        last = self.checkpoint.last_planned()
+    def require_continues(
+        self, record: JobRecord, last: LoggedBatch | None, *, once: bool = False
+    ) -> JobRecord:
+        """Return the record of the previous start; `last` is the newest batch of the checkpoint.
+
+        Raises OptionError as `begin`.
+        """
         old = self.record() if last is not None or self.exists else JobRecord()
         if last is not None:
             is_first = last.number == 0 and last.committed is None
@@ -227,10 +240,13 @@ def _kind(schema: str) -> str:
 
 
 def _beginning(record: JobRecord) -> set[str]:
-    """Return the options that say where and how a job begins."""
-    names = ("startAtOperationTime", "resumeAfter", "startAfter", "snapshotMode")
-    given = named_options(record.options)
-    return {f"{name}={given[name]}" for name in names if name in given}
+    """Return where and how a job begins, whatever follows that."""
+    names = ("startAtOperationTime", "resumeAfter", "startAfter")
+    given, snapshot = named_options(record.options), record.snapshot
+    beginning = {f"{name}={given[name]}" for name in names if name in given}
+    if snapshot.policy.at_first:
+        beginning.add(f"snapshotMode={CUSTOM}" if snapshot.custom else "a snapshot")
+    return beginning or {"the present"}
 
 
 def _texts(options: Mapping[str, str]) -> set[str]:

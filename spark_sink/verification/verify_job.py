@@ -21,7 +21,7 @@ from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.jobs.checkpoint import LoggedBatch
 from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.history.job_history import snapshot_ends
-from spark_sink.jobs.history.restoration import lacking_tables
+from spark_sink.jobs.history.newest_batch import lacking_tables
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_tables import (
     BRONZE,
@@ -261,8 +261,8 @@ class _Verification:
         first = min(tokens) if since is None else key_of(AtTime(since))
         if last.end.since is not None:
             first = max(first, key_of(AtTime(last.end.since)))
-        if self.record.since:  # before it the job had other options
-            first = max(first, key_of(after(cluster_time_of(self.record.since))))
+        if self.record.since:  # the job has read the events up to this token with other options
+            first = max(first, f"{self.record.since}0")
         if first > key_of(last.end.position):
             self.remark(rows, "the job has read no event yet of the time to compare")
             return

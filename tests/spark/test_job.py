@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from deltalake import DeltaTable
@@ -22,6 +24,7 @@ from spark_sink.events.positions import after
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_tables import DEFAULT_TABLES, MESSAGES, TRANSACTIONS
 from spark_sink.jobs.report.status import status_of
+from spark_sink.jobs.table_commits import TableCommits
 from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.running import Job
@@ -246,6 +249,29 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
         "STARTED", "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "COMPLETED", "SKIPPED",
         "SKIPPED",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("modes", [("initial_only", "initial"), ("initial", "initial_only")])
+def test_in_the_first_batch_job_run_and_job_snapshot_continue_each_other(
+    tmp_path: Path,
+    shop: Shop,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    modes: tuple[str, str],
+) -> None:
+    shop.insert(20)
+    killed, continued = modes
+    with monkeypatch.context() as patched:
+        patched.setattr(TableCommits, "commit", Mock(side_effect=OSError))
+        with pytest.raises(StreamingQueryException):
+            run_job(spark, shop, tmp_path, options={"snapshotMode": killed})
+    shop.insert(5)
+    run_job(spark, shop, tmp_path, options={"snapshotMode": continued})
+    kinds = Counter(row["operationType"] for row in rows_of(tmp_path))
+    assert kinds == Counter(read=25, snapshotEnd=1, insert=5 * (continued == "initial"))
+    run_job(spark, shop, tmp_path, options={"snapshotMode": "initial"})
+    assert len(rows_of(tmp_path)) == 31
+    assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
 
 
 def test_an_event_without_its_image_does_not_fail_a_tolerant_job(

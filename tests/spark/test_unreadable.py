@@ -14,8 +14,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import HistoryLostError
+from spark_sink.jobs.history.gaps import replace_lost_batch, seek
 from spark_sink.jobs.history.restoration import restore_checkpoint
-from spark_sink.jobs.history.seeking import replace_lost_batch, seek
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.table_commits import take_over
@@ -144,9 +144,9 @@ def start(spark: SparkSession, shop: Shop, folder: Path, mode: str) -> None:
     options = {**namespace_options(names), "snapshotMode": mode}
     record = JobRecord(names, options, TABLES, messages={"prefix": "p"})
     epoch = take_over(where)
-    restore_checkpoint(where)
+    newest = restore_checkpoint(where)
     where.begin(record)
-    replace_lost_batch(where, shop.uri)
+    replace_lost_batch(where, shop.uri, newest)
     JobQuery(where, record, shop.uri, epoch=epoch).start(spark, None).awaitTermination()
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from spark_sink.cli import job
+from spark_sink.events.positions import ABOVE_ALL_TOKENS
+from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, MESSAGES, TRANSACTIONS
+from spark_sink.verification.verify_job import verify_job
 from tests.doubles.table_damages import other
 from tests.spark.conftest import Shop
 from tests.spark.jobs import TABLES, change_everything, run_job
@@ -169,3 +173,33 @@ def test_whole_rows_are_compared_with_the_stream(
     run_once(spark, shop, tmp_path, **options, **{"field.exclude.list": "*.orders.n"})
     found = verified(0, "--table", BRONZE)
     assert "with the stream" in found[BRONZE]["compared"][-1], found
+
+
+def test_after_other_options_the_events_of_the_same_cluster_time_are_compared(
+    tmp_path: Path, shop: Shop, spark: SparkSession
+) -> None:
+    """A start may divide the events of one time, as of an insertMany from MongoDB 8.0 on."""
+    run_once(spark, shop, tmp_path)
+    with shop.client.start_session() as session, session.start_transaction():
+        for number in range(4):  # on one shard
+            shop.orders.insert_one({"_id": number, "customer": 1}, session=session)
+    run_once(spark, shop, tmp_path)
+    rows = DeltaTable(tmp_path / BRONZE).to_pyarrow_table().sort_by("token")
+    events = [row for row, kind in enumerate(rows["op"].to_pylist()) if kind == "c"]
+    tokens = [rows["token"][row].as_py() for row in events]
+    assert len({token[:18] for token in tokens}) == 1
+    for row in events:
+        rows = changed(rows, "namespace", row)
+    write_deltalake(tmp_path / BRONZE, rows, mode="overwrite")
+
+    record = JobFolder(str(tmp_path)).record()
+    for since, compared in {
+        tokens[0][:18]: tokens,
+        tokens[1]: tokens[2:],
+        ABOVE_ALL_TOKENS: [],  # the record was lost, and the job not started since
+    }.items():
+        (tmp_path / "job.json").write_text(json.dumps({**asdict(record), "since": since}))
+        found = verify_job(spark, JobFolder(str(tmp_path)), shop.uri, [BRONZE])[BRONZE]
+        different = [row["token"] for row in found.first if row["difference"] == "different"]
+        assert different == compared, found
+        assert ("no event yet of the time to compare" in found.remark) is (not compared)

@@ -6,27 +6,19 @@ current table is made from the rows of bronze alone, so the oplogs need not cont
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
-from operator import attrgetter
 
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs.checkpoint import Checkpoint
+from spark_sink.jobs.checkpoint import LoggedBatch
+from spark_sink.jobs.history.newest_batch import newest_batch
 from spark_sink.jobs.history.point_in_time import bronze_at
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_query import table_form
-from spark_sink.jobs.job_tables import (
-    BRONZE,
-    CURRENT,
-    MESSAGES,
-    NOTIFICATIONS,
-    QUARANTINE,
-    with_all_batches,
-)
+from spark_sink.jobs.job_tables import BRONZE, CURRENT, QUARANTINE
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
@@ -36,105 +28,54 @@ from spark_sink.tables.staged_changes import ChangeReport, remove_staged, stage_
 from spark_sink.tables.table_state import Batch
 
 
-def restore_checkpoint(folder: JobFolder) -> int | None:
-    """Make the checkpoint of a job from its tables; return the number of their last batch.
+def restore_checkpoint(folder: JobFolder) -> tuple[Batch, bool]:
+    """Make the checkpoint of a job from its tables; return their `newest_batch`.
 
-    They alone know where the job is, so a checkpoint may be lost, truncated, or an older copy. A
-    batch that only some of them have is repeated, and one that none of them has is planned again.
-    A checkpoint that says the same is left as it is, with the times of its commits.
-    Until they have a batch the checkpoint is kept, as it tells where the job begins; the result is
-    None. Raises OptionError and StreamError as `newest_batch`, and OptionError if the checkpoint is
-    another job's, or is damaged without a batch in the tables.
+    A checkpoint that says the same is left as it is, with the times of its commits. Until the
+    tables have a batch it is kept, as it tells where the job begins. Raises OptionError and
+    StreamError as `restored_batch`.
     """
-    if not folder.exists:
-        return None
-    checkpoint, (last, is_whole) = folder.checkpoint, newest_batch(folder)
-    if not last.query:
-        try:
-            checkpoint.query(), checkpoint.batches()
-        except StreamError as error:
+    newest = last, is_whole = newest_batch(folder)
+    if restored_batch(folder, newest)[1]:
+        folder.checkpoint.remove_checksums()
+        return newest
+    offsets = {last.number - 1: last.begin} if last.number else {}
+    offsets[last.number] = last.offset
+    folder.checkpoint.write(last.query, offsets, last.number if is_whole else last.number - 1)
+    return newest
+
+
+def restored_batch(
+    folder: JobFolder, newest: tuple[Batch, bool]
+) -> tuple[LoggedBatch | None, bool]:
+    """Return the newest batch of a restored checkpoint, and whether the checkpoint has it now.
+
+    The tables alone, whose `newest_batch` is given, know where the job is: a checkpoint may be
+    lost, truncated, or an older copy. A batch that only some of them have is repeated, and one that
+    none of them has is planned again. Raises OptionError if the checkpoint is another job's, or is
+    damaged without a batch in the tables.
+    """
+    checkpoint, (last, is_whole) = folder.checkpoint, newest
+    query, planned = None, None
+    try:
+        query, planned = checkpoint.query(), [None, *checkpoint.batches()][-1]
+    except StreamError as error:
+        if not last.query:
             raise OptionError(
                 f"{error}. But these contain no batch yet to continue from: remove the "
                 f"folder {checkpoint.address}, and start the job again"
             ) from None
-        checkpoint.remove_checksums()
-        return None
-    with suppress(StreamError):  # it is damaged
-        query, planned = checkpoint.query(), checkpoint.batches()
-        if query not in (None, last.query):
-            raise OptionError(
-                f"the checkpoint {checkpoint.address} is not that of the tables in "
-                f"{folder.address}: remove it, and the next start makes it again from the tables"
-            )
-        newest = planned[-1] if planned and is_whole and query else None
-        if newest and newest.committed and newest.offset == last.offset:
-            checkpoint.remove_checksums()
-            return last.number
-    offsets = {last.number - 1: last.begin} if last.number else {}
-    offsets[last.number] = last.offset
-    checkpoint.write(last.query, offsets, last.number if is_whole else last.number - 1)
-    return last.number
-
-
-def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
-    """Return the newest batch of a job's tables, and whether all of them have it.
-
-    Raises OptionError if a table lacks an earlier batch, or one that Spark has committed, or if the
-    tables are not of one query, and StreamError if an older version of a table was restored.
-    """
-    by_table: dict[str, Batch] = {}
-    for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFICATIONS: None}:
-        log = DeltaLog(folder.table(name))
-        log.require_not_restored(name if name in (BRONZE, MESSAGES) else "")
-        by_table[name] = log.state().batch
-    last = max(by_table.values(), key=attrgetter("number"))
-    if {batch.query for batch in by_table.values()} - {"", last.query}:
+    if not last.query:
+        return planned, True
+    if query not in (None, last.query):
         raise OptionError(
-            f"the tables of the job in {folder.address} are not of one query: restore the folder "
-            "from a backup, or start the job in another one"
+            f"the checkpoint {checkpoint.address} is not that of the tables in "
+            f"{folder.address}: remove it, and the next start makes it again from the tables"
         )
-    done = max(last.number - 1, _committed(folder.checkpoint, last))
-    if lacking := lacking_tables(by_table, done):
-        raise _lacks_batches(folder, lacking[0])
-    return last, not lacking_tables(by_table, last.number)
-
-
-def _committed(checkpoint: Checkpoint, last: Batch) -> int:
-    """Return the newest batch that a checkpoint shows to have been in all tables; -1 for none.
-
-    `last` is the newest batch of the tables; a checkpoint of another query or start shows nothing.
-    """
-    with suppress(StreamError):
-        batch = checkpoint.last_committed()
-        if batch is not None and last.query in ("", checkpoint.query()):
-            is_other = batch.number == last.number and batch.offset != last.offset
-            return -1 if is_other else batch.number
-    return -1
-
-
-def lacking_tables(by_table: Mapping[str, Batch], done: int) -> list[str]:
-    """Return the names of tables that lack a batch, if the batches up to `done` are complete.
-
-    `by_table` has the newest batch of each table by name. What current cannot apply is in the
-    quarantine before current has the batch, and a repeated batch does not write it again.
-    """
-    needed = dict.fromkeys(with_all_batches(by_table), done)
-    for owner, batch in by_table.items():
-        for name, number in batch.written.items():
-            if number <= done or (owner, name) == (CURRENT, QUARANTINE):
-                needed[name] = max(needed.get(name, -1), number)
-    return [n for n, number in needed.items() if by_table.get(n, Batch()).number < number]
-
-
-def _lacks_batches(folder: JobFolder, name: str) -> OptionError:
-    """Return the error for a table that has lost batches, with the remedy."""
-    remedy = "restore it from a backup"
-    if name == CURRENT and BRONZE in folder.record().tables:
-        remedy = "remove what is left of it and let job rebuild make it again"
-    return OptionError(
-        f"the table at {folder.table(name)} lacks batches that the job has written to it: "
-        f"{remedy}, or start a job in another folder"
-    )
+    if planned and planned.committed and query and is_whole and planned.offset == last.offset:
+        return planned, True
+    committed = datetime.now(UTC) if is_whole else None
+    return LoggedBatch(last.number, {**last.offset}, committed), False
 
 
 def lacks_current(folder: JobFolder) -> bool:

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,10 +21,10 @@ from typer.testing import CliRunner
 from spark_sink.cli import job
 from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token, is_after, key_of
-from spark_sink.jobs.history import seeking
+from spark_sink.jobs.history import gaps
+from spark_sink.jobs.history.gaps import replace_lost_batch, seek
 from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.history.restoration import rebuild_table, restore_checkpoint
-from spark_sink.jobs.history.seeking import replace_lost_batch, seek
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.snapshot.queue import SnapshotQueue
 from spark_sink.source.offsets import Offset
@@ -53,13 +54,13 @@ def write(folder: JobFolder, number: int, table: str = "bronze") -> None:
 def test_a_lost_checkpoint_is_made_again_where_it_was(tmp_path: Path) -> None:
     out, kept = str(tmp_path / "job"), tmp_path / "disk"
     folder = JobFolder(out, str(kept))
-    assert restore_checkpoint(folder) is None  # there is no job yet
+    assert not restore_checkpoint(folder)[0].query  # there is no job yet
     folder.begin(JobRecord(tables=("bronze",)))
-    assert restore_checkpoint(folder) is None  # nor a batch
+    assert not restore_checkpoint(folder)[0].query  # nor a batch
     for number in range(3):
         write(folder, number)
     for _ in range(2):
-        assert restore_checkpoint(JobFolder(out)) == 2
+        assert restore_checkpoint(JobFolder(out))[0].number == 2
         assert sorted(file.name for file in (kept / "commits").iterdir()) == ["1", "2"]
         assert not (tmp_path / "job" / "checkpoint").exists()
         shutil.rmtree(kept)
@@ -74,7 +75,7 @@ def test_a_checkpoint_that_says_what_the_tables_say_stays(tmp_path: Path) -> Non
     folder.checkpoint.write("q", offsets, 3)
     before = folder.checkpoint.batches()
     assert [batch.number for batch in before] == [0, 1, 2, 3]
-    assert restore_checkpoint(folder) == 3
+    assert restore_checkpoint(folder)[0].number == 3
     assert folder.checkpoint.batches() == before
 
 
@@ -87,7 +88,7 @@ def test_an_older_copy_of_a_checkpoint_is_made_again(tmp_path: Path) -> None:
     for number in range(3, 6):
         write(folder, number)
     (tmp_path / "job" / "checkpoint" / ".metadata.crc").write_text("of the older file")
-    assert restore_checkpoint(folder) == 5
+    assert restore_checkpoint(folder)[0].number == 5
     assert [each.number for each in folder.checkpoint.batches()] == [4, 5]
     assert [path.name for path in (tmp_path / "job" / "checkpoint").glob(".*")] == []
     last = folder.checkpoint.last_committed()
@@ -116,7 +117,7 @@ def test_a_table_of_transactions_alone_gets_each_batch(tmp_path: Path) -> None:
         del event["txnNumber"], event["lsid"]
     follow(str(tmp_path), tmp_path / "first", script, batches=3, record=record)
     folder = JobFolder(str(tmp_path), str(tmp_path / "another"))
-    assert restore_checkpoint(folder) == 2
+    assert restore_checkpoint(folder)[0].number == 2
     assert folder.checkpoint.last_committed() == folder.checkpoint.last_planned()
 
 
@@ -148,7 +149,7 @@ def test_a_table_that_was_restored_is_not_continued(
     # The newest version, restored in turn, has all batches.
     restored.restore(2)
     assert DeltaLog(folder.table(table)).state().batch.number == 2
-    assert restore_checkpoint(folder) == 2
+    assert restore_checkpoint(folder)[0].number == 2
 
 
 def test_a_table_that_is_restored_while_the_job_runs_gets_no_more_batches(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_the_checkpoint_of_another_job_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"is not that of the tables .*: remove it"):
         restore_checkpoint(folder)
     shutil.rmtree(folder.checkpoint.address)
-    assert restore_checkpoint(folder) == 2
+    assert restore_checkpoint(folder)[0].number == 2
 
 
 def test_a_checkpoint_in_the_folder_moves_with_it(tmp_path: Path) -> None:
@@ -205,7 +206,7 @@ def test_a_damaged_checkpoint_is_made_again_from_the_tables(
             told = CliRunner().invoke(job, [command, "--out", folder.address])
             assert told.exit_code == 1, told.output
             assert f"{path} is damaged: start the job, which makes the checkpoint" in told.output
-    assert restore_checkpoint(folder) == 2
+    assert restore_checkpoint(folder)[0].number == 2
     assert (folder.checkpoint.query(), folder.checkpoint.offset(2)) == ("q", end_at(2))
     assert [*Path(folder.checkpoint.address).rglob(".*.crc")] == []
     assert [(each.number, each.committed is None) for each in folder.checkpoint.batches()] == [
@@ -224,7 +225,7 @@ def test_a_checkpoint_that_is_damaged_before_the_first_batch_is_not_replaced(
     with pytest.raises(OptionError, match=r"offsets/0 is damaged: .* remove the folder"):
         restore_checkpoint(folder)
     shutil.rmtree(folder.checkpoint.address)
-    assert restore_checkpoint(folder) is None
+    assert not restore_checkpoint(folder)[0].query
 
 
 def test_a_damaged_record_is_written_again_by_the_next_start(
@@ -249,7 +250,7 @@ def test_a_damaged_record_is_written_again_by_the_next_start(
         again = JobFolder(folder.address)
         again.mend(record)
         assert capsys.readouterr().err.startswith("job.json was damaged, and has")
-        assert restore_checkpoint(again) == 2
+        assert restore_checkpoint(again)[0].number == 2
         again.begin(record)
         assert again.record() == replace(record, since=key_of(AtTime(Timestamp(2, 1))))
     again.mend(record)
@@ -313,7 +314,7 @@ def test_a_seek_is_refused_if_a_start_elsewhere_writes_a_batch_meanwhile(
     folder = begun(tmp_path, "bronze", "messages")
     for name in ("bronze", "messages"):
         write(folder, 0, name)
-    monkeypatch.setattr(seeking, "take_over", lambda _: write(folder, 1))
+    monkeypatch.setattr(gaps, "take_over", lambda _: write(folder, 1))
     with pytest.raises(OptionError, match="has written a batch meanwhile: stop it"):
         seek(folder, "500,1")
     assert DeltaLog(folder.table("bronze")).state().batch.offset == end_at(1)
@@ -332,9 +333,53 @@ def test_a_batch_that_is_left_out_names_no_table_that_it_will_not_write(tmp_path
         assert DeltaLog(folder.table(name)).state().batch.written == {"quarantine": 1}
 
 
+@pytest.mark.parametrize("commits", range(4))
+@pytest.mark.parametrize(
+    ("having", "lacking"),
+    [(("current", "bronze"), "messages"), (("current", "messages", "bronze"), "notifications")],
+)
+def test_a_start_completes_a_seek_that_was_killed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    commits: int,
+    having: tuple[str, ...],
+    lacking: str,
+) -> None:
+    """The first commit of a seek decides. Without one the start repeats the batch."""
+    folder = begun(tmp_path, "current", "messages", "bronze")
+    for name in ("current", "messages", "bronze"):
+        write(folder, 0, name)
+    batch = Batch("q", 1, end_at(300), end_at(0), written={lacking: 1})
+    for name in having:  # then the job was killed
+        DeltaLog(folder.table(name)).append_rows(ROW, batch)
+    left, write_commit = [commits], DeltaLog._write
+
+    def killing(log: DeltaLog, *given: Any) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        write_commit(log, *given)
+
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(DeltaLog, "_write", killing)
+        seek(folder, "500,1")
+    replace_lost_batch(folder, "mongodb://127.0.0.1:1", restore_checkpoint(folder))
+    end = end_at(300)
+    if commits:
+        gap = Offset(AtTime(Timestamp(500, 1)), events=0, sought=AtTime(Timestamp(300, 1)))
+        end = gap.document
+    repeated = Batch("q", 1, folder.checkpoint.offset(1), folder.checkpoint.offset(0))
+    assert repeated.offset == end
+    for name in ("current", "messages", "bronze"):
+        log = DeltaLog(folder.table(name))
+        log.append_rows(ROW, repeated)
+        assert (log.state().batch.offset, log.count()) == (end, 2)
+    assert restore_checkpoint(folder)[1] is bool(commits or lacking == "messages")
+
+
 def planned(folder: JobFolder) -> Offset:
     """Return the end of batch 1, which the next start repeats."""
-    assert restore_checkpoint(folder) == 1
+    assert restore_checkpoint(folder)[0].number == 1
     last = folder.checkpoint.last_planned()
     assert last is not None
     assert (last.number, last.committed) == (1, None)
@@ -396,12 +441,14 @@ def test_a_batch_in_progress_that_the_oplogs_have_lost_is_left_out(
     end = Offset(AtTime(Timestamp(300, 1)), events=events).document
     batch = Batch("q", 1, end, end_at(100))
     DeltaLog(folder.table("bronze")).append_rows(ROW, batch)
-    replace_lost_batch(folder, "mongodb://127.0.0.1:1")
+    replace_lost_batch(folder, "mongodb://127.0.0.1:1", restore_checkpoint(folder))
     at = planned(folder)
     assert at.sought == (AtTime(Timestamp(300, 1)) if replaced else None)
     assert at.position == AtTime(Timestamp(*((400, 2) if replaced else (300, 1))))
     assert ("the oplogs have lost events" in capsys.readouterr().err) == replaced
-    replace_lost_batch(folder, "mongodb://127.0.0.1:1")  # of the gap nothing is read
+    replace_lost_batch(
+        folder, "mongodb://127.0.0.1:1", restore_checkpoint(folder)
+    )  # of the gap nothing is read
     assert planned(folder) == at
 
 

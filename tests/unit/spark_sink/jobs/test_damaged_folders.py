@@ -1,5 +1,6 @@
 """A job in whose folder someone deletes or mixes files: nothing is lost unseen."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,9 @@ from unittest.mock import Mock
 
 import pytest
 from deltalake import DeltaTable
+from typer.testing import CliRunner
 
+from spark_sink.cli import job as command
 from spark_sink.errors import SourceError, StreamError
 from spark_sink.jobs.checkpoint import Checkpoint
 from spark_sink.jobs.failure_texts import cause_of
@@ -160,6 +163,18 @@ def test_before_a_batch_with_new_collections_only_checksums_are_compared(
         **dict.fromkeys(("bronze", "messages", "transactions"), "not compared with the stream: "),
         "current": "not compared with the collections: ",
     }
+
+
+@pytest.mark.parametrize("since", ["82", "later", 5])
+def test_a_record_that_was_damaged_by_hand_is_refused(
+    job: Path, tmp_path: Path, since: Any
+) -> None:
+    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+    record = tmp_path / "job" / "job.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "since": since}))
+    told = CliRunner().invoke(command, ["verify", "--out", str(tmp_path / "job")])
+    assert (told.exit_code, told.output.count("\n")) == (2, 1), told.output
+    assert "job.json is damaged: start the job with its arguments of before" in told.output
 
 
 class WithoutNotifications(Script):

@@ -79,10 +79,39 @@ def test_a_first_batch_that_has_not_ended_keeps_where_the_job_begins(tmp_path: P
     """Spark repeats it from where the options of the present start say, up to its former end."""
     folder, since = fake_job(tmp_path), {"startAtOperationTime": "100,1"}
     folder.begin(JobRecord(("shop.orders",), {"fullDocument": "required"}))
-    with pytest.raises(OptionError, match="begins with all, not startAtOperationTime="):
+    with pytest.raises(OptionError, match="begins with the present, not startAtOperationTime="):
         folder.begin(JobRecord(("shop.orders",), since))
     folder.checkpoint.write("q", {0: folder.checkpoint.offset(0)}, 0)
     folder.begin(JobRecord(("shop.orders",), since))
+
+
+@pytest.mark.parametrize(
+    ("former", "mode", "refusal"),
+    [
+        ("initial_only", "initial", ""),
+        ("initial", "initial_only", ""),
+        ("when_needed", "always", ""),
+        ("no_data", "never", ""),
+        ("no_data", "initial", "begins with the present, not a snapshot: start it as before"),
+        ("initial", "no_data", "begins with a snapshot, not the present: start it as before"),
+        ("custom", "initial", "begins with snapshotMode=custom, not a snapshot: start it as"),
+    ],
+)
+def test_in_the_first_batch_job_run_and_job_snapshot_continue_each_other(
+    tmp_path: Path, former: str, mode: str, refusal: str
+) -> None:
+    """What the batch has does not depend on whether events follow the snapshot."""
+    options = {"snapshotMode": former}
+    if former == "custom":
+        options["snapshot.mode.custom.name"] = "modes:chosen"
+    folder = fake_job(tmp_path, {**FAKE, "options": options})
+    record = JobRecord(("shop.orders",), {"snapshotMode": mode})
+    if refusal:
+        with pytest.raises(OptionError, match=refusal):
+            folder.begin(record)
+        return
+    folder.begin(record, once=mode == "initial_only")
+    assert folder.record().options == {"snapshotMode": mode}
 
 
 def test_of_a_job_on_an_object_store_the_checkpoint_is_locked(tmp_path: Path) -> None:

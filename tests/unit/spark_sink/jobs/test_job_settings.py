@@ -1,12 +1,14 @@
 """The settings of a job: in its file, as flags, and in Python."""
 
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import pyarrow as pa
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -15,14 +17,21 @@ import spark_sink
 from spark_sink import running
 from spark_sink.cli import job
 from spark_sink.errors import OptionError
-from spark_sink.events.positions import Position
+from spark_sink.events.positions import FromNow, Position
+from spark_sink.jobs.checkpoint import Checkpoint
+from spark_sink.jobs.history.restoration import restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.options.stream_options import parse_options
 from spark_sink.running import Job
+from spark_sink.source.offsets import Offset
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.table_state import Batch
+from tests.doubles.scripted_job import Script, follow
 from tests.harness.until import wait_for
 
+ROW = pa.table({"token": ["a"]})
 LAKE: dict[str, Any] = {
     "out": "lake",
     "uri": "mongodb://router:27020",
@@ -217,7 +226,10 @@ def test_check_says_what_a_job_would_do(tmp_path: Path, monkeypatch: pytest.Monk
     settings = load_job_settings({}, file)
     for folder, record in settings.jobs():
         folder.begin(record)
-        folder.checkpoint.write("q", {0: {"position": {"start": "now"}}}, 0)
+        end = Offset(FromNow()).document
+        folder.checkpoint.write("q", {0: end}, 0)
+        for table in record.tables:
+            DeltaLog(folder.table(table)).append_rows(ROW, Batch("q", 0, end))
     assert (
         "; continues after batch 0\n" in CliRunner().invoke(job, ["check", "--config", file]).output
     )
@@ -225,6 +237,49 @@ def test_check_says_what_a_job_would_do(tmp_path: Path, monkeypatch: pytest.Monk
     refused = CliRunner().invoke(job, ["check", "--config", other])
     assert refused.exit_code == 2
     assert "has --deletes soft, not hard" in refused.output
+
+
+def of_checkpoint(where: Path, _query: str) -> None:
+    shutil.rmtree(where)
+
+
+def of_last_file(where: Path, _query: str) -> None:
+    (where / "offsets" / "2").write_text("")
+
+
+def by_older_one(where: Path, query: str) -> None:
+    Checkpoint(str(where)).write(query, {0: {}}, 0)
+
+
+def by_planned_one(where: Path, _query: str) -> None:
+    (where / "offsets" / "3").write_text((where / "offsets" / "2").read_text())
+
+
+@pytest.mark.parametrize("loss", [of_checkpoint, of_last_file, by_older_one, by_planned_one])
+def test_check_tells_the_batch_after_which_a_start_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: Callable[[Path, str], None]
+) -> None:
+    """A start makes the checkpoint from the tables, so check does not tell what is in it."""
+    monkeypatch.setattr(running, "require_cluster", lambda _: "")
+    monkeypatch.setattr(running, "warn_of_unmatched_names", lambda _: None)
+    out, where = tmp_path / "job", tmp_path / "job" / "checkpoint"
+    record = JobRecord(options={"snapshotMode": "no_data"})
+    follow(str(out), where, Script(5), record=record, batches=3)
+    query = Checkpoint(str(where)).query()
+    assert query is not None
+    loss(where, query)
+    before = {path: path.read_bytes() for path in where.rglob("*") if path.is_file()}
+    given = ["check", "--out", str(out), "--option=snapshotMode=no_data"]
+    checked = CliRunner().invoke(job, given)
+    assert "; continues after batch 2\n" in checked.output
+    refused = CliRunner().invoke(job, [*given, "--deletes=soft"])
+    assert "has --deletes hard, not soft" in refused.output
+    assert {path: path.read_bytes() for path in where.rglob("*") if path.is_file()} == before
+    assert restore_checkpoint(JobFolder(str(out)))[0].number == 2
+
+    shutil.rmtree(out / "current")  # a batch that current has not
+    refused = CliRunner().invoke(job, given)
+    assert "lacks batches that the job has written to it" in refused.output
 
 
 def test_python_has_the_same_settings_and_completion(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,14 +21,17 @@ from spark_sink import running
 from spark_sink.errors import OptionError, SourceError
 from spark_sink.jobs import orderly_stop, router_beside
 from spark_sink.jobs.failure_texts import cause_of
-from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.report.router_report import RouterReport
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.task_writer import TaskReport
+from spark_sink.tables.delta_log import DeltaLog
 from tests.doubles.query_progress import progress
+from tests.doubles.scripted_job import Script, follow
 
 URI = "mongodb://127.0.0.1:27999"
+TWO_TABLES = JobRecord(options={"snapshotMode": "no_data"})
 
 
 class EndedQuery:
@@ -191,6 +195,24 @@ def test_a_start_with_wrong_settings_does_not_end_the_one_that_runs(
 )
 def test_a_file_that_a_storage_does_not_return_is_not_lost(cause: str, told: str) -> None:
     assert told in cause_of(OSError(cause))
+
+
+def test_a_start_reads_the_states_of_the_tables_once(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an object store, each state takes some requests."""
+    out, read = str(tmp_path / "job"), Counter[str]()
+    follow(out, tmp_path / "job" / "checkpoint", Script(5), record=TWO_TABLES, batches=2)
+    require = DeltaLog.require_not_restored
+
+    def counting(log: DeltaLog, *names: str) -> None:
+        read[log.name] += 1
+        require(log, *names)
+
+    monkeypatch.setattr(DeltaLog, "require_not_restored", counting)
+    assert run(tmp_path, "--configdb", "cfg/h:1", "--option=snapshotMode=no_data").exit_code == 0
+    assert read == {"bronze": 1, "current": 1, "notifications": 1, "quarantine": 1}
+    assert "query starts" in events
 
 
 def test_the_log_of_the_own_router_is_in_the_jobs_folder(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Sets a job to a later position, with a batch that leaves out the events before it.
+"""Leaves out events of the stream, as `job seek` requests, or because the oplogs have lost them.
 
-A table gets the batch, so the next start repeats it for all tables. Its offset has the position
-before the gap, so that the collections are read again.
+A batch without events ends behind them. A table gets it, so the next start repeats it for all
+tables. Its offset has the position before the gap, so that the collections are read again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import replace
 from spark_sink.console import say
 from spark_sink.errors import HistoryLostError, OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
-from spark_sink.jobs.history.restoration import newest_batch, restore_checkpoint
+from spark_sink.jobs.history.newest_batch import newest_batch
+from spark_sink.jobs.history.restoration import restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import APPENDED, CURRENT, NOTIFICATION_COLUMNS, NOTIFICATIONS
 from spark_sink.jobs.table_commits import take_over
@@ -93,7 +94,11 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
 
 
 def _leave_out(folder: JobFolder, batch: Batch, gap: Offset) -> str:
-    """Let a batch that some table lacks leave out events; return where it ends."""
+    """Let a batch that some table lacks leave out events; return where it ends.
+
+    The first commit decides: `newest_batch` finds it first, and `replace_lost_batch` makes the
+    others.
+    """
     assert gap.time is not None
     logs = {name: DeltaLog(folder.table(name)) for name in (*APPENDED, CURRENT)}
     newest = {name: log.state().batch.number for name, log in logs.items()}
@@ -103,23 +108,26 @@ def _leave_out(folder: JobFolder, batch: Batch, gap: Offset) -> str:
         written = {n: k for n, k in own.written.items() if k <= newest[n]}
         if own.number == batch.number:
             log.amend(replace(own, offset=gap.document, written=written))
-        elif name == NOTIFICATIONS:
+        elif name == NOTIFICATIONS and batch.number not in newest.values():
             noted = replace(batch, offset=gap.document, written=written)
             log.append([], NOTIFICATION_COLUMNS, noted)
     return gap.time.as_datetime().isoformat()
 
 
-def replace_lost_batch(folder: JobFolder, uri: str) -> None:
+def replace_lost_batch(folder: JobFolder, uri: str, newest: tuple[Batch, bool]) -> None:
     """Replace a batch that some table lacks, and whose events the oplogs have lost.
 
-    The options must allow that. Spark repeats a batch as it was, and would fail at every start.
-    Raises SourceError.
+    The options must allow that. Spark repeats a batch as it was, and would fail at every start. A
+    seek that was interrupted is completed. `newest` is the `newest_batch` of the job. Raises
+    SourceError.
     """
-    planned, is_whole = newest_batch(folder)
+    planned, is_whole = newest
     if is_whole or not planned.begin:
         return
     before, end = (Offset.of(each, in_table=True) for each in (planned.begin, planned.offset))
     batch = end.events_after(before)
+    if end.sought is not None:
+        _leave_out(folder, planned, end)
     if batch.events == 0:
         return
     options = parse_options(folder.record().source_options(uri))
