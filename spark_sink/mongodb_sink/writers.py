@@ -65,7 +65,7 @@ class DocumentWriter:
         self._is_checked = False
 
     def write(self, batch: Iterable[Change]) -> None:
-        """Write the changes. Raises StreamError, before the first write if the server is wrong."""
+        """Write the changes. Raises StreamError, also for a server as `require_deployment`."""
         try:
             if not self._is_checked:
                 require_deployment(self._client)
@@ -102,16 +102,16 @@ class DocumentWriter:
         )
 
     def _write(self, collection: Collection[dict[str, Any]], changes: list[Change]) -> None:
-        whole = [change for change in changes if not change.is_update]
-        for attempt in range(1, _ATTEMPTS + 1):
-            if whole:
-                whole = self._write_whole(collection, whole, last=attempt == _ATTEMPTS)
+        whole, attempt = [change for change in changes if not change.is_update], 0
+        while whole:
+            attempt += 1
+            whole = self._write_whole(collection, whole, last=attempt == _ATTEMPTS)
         self._update(collection, [change for change in changes if change.is_update])
 
     def _write_whole(
         self, collection: Collection[dict[str, Any]], changes: list[Change], *, last: bool
     ) -> list[Change]:
-        """Replace and delete documents; return the changes to retry."""
+        """Replace and delete documents; return the changes to retry, if it is not the `last`."""
         requests = [self._request(change) for change in changes]
         try:
             collection.bulk_write(requests, ordered=False)

@@ -138,17 +138,15 @@ class SignalFolder:
         if file.size > _MAX_BYTES:
             return ReceivedSignal(name, f"the file has more than {_MAX_BYTES} bytes")
         try:
-            text = self._folder.text(file.path)
-        except OSError:
-            return None  # not readable yet
-        if text is None:
-            return None  # removed meanwhile
-        try:
+            if (text := self._folder.text(file.path)) is None:
+                return None  # removed meanwhile
             document = parsed_json(text, "the file")
-        except SignalError as error:
+        except (PermissionError, SignalError) as error:
             if file.mtime is not None and self._now() - file.mtime.timestamp() < _WRITE_TIMEOUT:
-                return None
+                return None  # not completely written yet
             return ReceivedSignal(name, str(error))
+        except OSError:
+            return None  # the next poll tries it again
         if not isinstance(document, dict):
             return ReceivedSignal(name, "the file must contain a JSON object")
         return ReceivedSignal(_id_text(document.get("id") or name), document)

@@ -317,7 +317,7 @@ class BatchPlanner:
     def newest(self) -> Offset:
         """Return an offset at the newest cluster time.
 
-        Its `quiet_until` is the time before which no event follows the batch, if none is known.
+        Its `quiet_until` is the event planner's `quiet_after`.
         Raises PyMongoError and StreamError.
         """
         newest = AtTime(self.client.clocks().cluster_time)

@@ -201,7 +201,10 @@ class EventPlanner:
         stop: AtTime | None,
         least: float,
     ) -> tuple[Position, int | None]:
-        """Return where the batch that begins with a lookahead ends, and its size if known."""
+        """Return where the batch that begins with a lookahead ends.
+
+        Also return about how many events it has; None if that is not known.
+        """
         has_sample = len(ahead.tokens) >= _END_SAMPLE and self._event_rate.is_known
         if has_sample and (end := self._estimated_end(ahead, most, stop)) is not None:
             return end, most

@@ -134,7 +134,9 @@ class Lookahead:
             return False
         number, count = fragment_of(run.events[-1]) or (0, 0)
         self._is_within_event = number < count
-        self.is_in_transaction = _transaction_of(run.events[-1]) is not None
+        heads = (e for e in reversed(run.events) if (fragment_of(e) or (1, 1))[0] == 1)
+        if (head := next(heads, None)) is not None:  # only an event's first fragment names it
+            self.is_in_transaction = _transaction_of(head) is not None
         self.tokens.extend(map(Token.of, run.events))
         return True
 

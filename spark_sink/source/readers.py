@@ -106,7 +106,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the newest cluster time, for the lag; None before the first batch.
 
-        Its `quiet_until` is the time before which no event follows the batch, if none is known.
+        Its `quiet_until` is the cluster time before which no event follows the planned batch; None
+        if one is known.
         """
         if self._planner is None:
             return None

@@ -122,7 +122,7 @@ class RouterClient:
         max_await: float = _READING_AWAIT,
         clock: Callable[[], float] = time.monotonic,
     ) -> EventStream:
-        """Return the same, over as many cursors as needed."""
+        """Return the events of `watch_tokens`, over as many cursors as needed."""
         watch = partial(self.watch_tokens, max_await=max_await)
         return EventStream(watch, start, retry_policy=self._options.retry_policy, clock=clock)
 

@@ -102,6 +102,7 @@ class MergeTask:
                         name: rows[self.form.column(name)].cast(pa.string()) for name in KEY_COLUMNS
                     }
                     places = places_of(pa.table(keys))
+                    # A row without a place, of another writer, belongs to the first merge.
                     chosen = pc.fill_null(_between(places, lower, upper), fill_value=not lower)
                     rows = formed.from_file(filtered(rows, chosen), again=self.again)
                     yield rows.combine_chunks(), filtered(places, chosen)
@@ -208,7 +209,7 @@ class _Merging:
             new = pa.concat_tables([new, self._formed_rows(folded.filter(fits), changes)])
         self._added += Checksum.of(new) - Checksum.of(base)
         kept = group.filter(pc.invert(changed))
-        if kept.num_rows or others.num_rows:  # each of several tables is in order
+        if kept.num_rows or others.num_rows:  # each table is in order, but not all together
             new = pa.concat_tables([kept, new])
             new = new.take(pc.sort_indices(form.places_of(new))).combine_chunks()
         self._table.add(new)
@@ -244,7 +245,7 @@ def _between(places: Any, lower: str, upper: str | None) -> Any:
 
 
 def _count_through(places: pa.Array, last: str) -> int:
-    """Return how many of ascending places are at or below another one."""
+    """Return how many of ascending places are at or below `last`."""
     return pc.sum(pc.less_equal(places, last)).as_py() or 0
 
 

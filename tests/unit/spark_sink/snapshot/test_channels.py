@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from spark_sink.errors import StreamError
-from spark_sink.snapshot.signal import digest
+from spark_sink.snapshot.signal import ReceivedSignal, digest
 from spark_sink.snapshot.signal_channels import SignalFolder, send
 
 
@@ -80,3 +80,7 @@ def test_a_file_that_is_being_written_is_read_later(tmp_path: Path) -> None:
     assert received(folder) == []
     times[:] = [2.0, 1006.0]
     assert received(folder) == [("a", False)]
+    folder = SignalFolder(str(tmp_path), now=lambda: times[1])
+    folder._folder = MagicMock(wraps=folder._folder)
+    folder._folder.text.side_effect = PermissionError("Permission denied")
+    assert folder.receive(()) == [ReceivedSignal("a", "Permission denied")]

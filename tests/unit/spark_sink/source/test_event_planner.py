@@ -538,6 +538,15 @@ def test_the_rest_of_a_transaction_is_awaited_for_a_short_time() -> None:
     assert batches(history, 100, keeps=False) == [[None, 1], [1, None]]
 
 
+def test_the_rest_of_a_transaction_is_awaited_after_an_event_in_fragments() -> None:
+    history = history_of([None])
+    history.insert_large(1, 3)  # whose first fragment alone names the transaction
+    history.events[1] |= {"lsid": {"id": b"session"}, "txnNumber": 1}
+    history.insert(2).update({"lsid": {"id": b"session"}, "txnNumber": 1})
+    history.pauses = {4}
+    assert batches(history, 100) == [[None, 1, None, None, 1]]
+
+
 @settings(max_examples=40)
 @given(
     st.lists(st.sampled_from([None, None, 1, 2, 3]), max_size=30),
