@@ -320,7 +320,8 @@ class ClientReader:
         if is_own:
             return streams.admission.streams_left(self._quota) > len(streams.moving)
         needs = self.log_reader.needs
-        is_meant = self._preferred(cluster_time_of(needs)).key == source.key
+        time = cluster_time_of(needs)
+        is_meant = streams.is_recent(time) or self._preferred(time).key == source.key
         return is_meant and self._may_narrow(source, needs)
 
     def _record_source(self, source: Source) -> None:
