@@ -81,9 +81,8 @@ class ClientReader:
 
     async def _begin(self, request: StreamRequest) -> int:
         """Enter a stream; return the number of its readers."""
-        source, start_at = self._preferred(), request.start_time
-        if not self._may_begin(source, start_at):
-            source = self._candidates.own
+        start_at = request.start_time
+        source = self._preferred(start_at)
         if source.is_wider and request.collection is not None:
             cluster, timeout = self._streams.cluster, self._streams.resources.settings.reply_timeout
             if await may_be_view(cluster, request.database, request.collection, timeout):
@@ -245,14 +244,11 @@ class ClientReader:
     #   has dropped the next events              the preferred source, or its own: moves
     #   has failed, or has ended as a wider one  its own, while the failure is recent: moves
 
-    def _preferred(self) -> Source:
-        """Return the source that the client should read, if it could be found anywhere."""
-        return self._streams.policy.choose_source(self._candidates, self._source, self._loop.time())
-
-    def _may_begin(self, source: Source, start_at: Timestamp | None) -> bool:
-        """Return whether the client may read ``source`` from ``start_at`` on; None means now."""
-        recent = start_at is None or self._streams.is_recent(start_at)
-        return recent or self._candidates.may_read_late(source)
+    def _preferred(self, start_at: Timestamp | None = None) -> Source:
+        """Return the source that the client should read from ``start_at`` on; None means now."""
+        streams, now = self._streams, self._loop.time()
+        late = start_at is not None and not streams.is_recent(start_at)
+        return streams.policy.choose_source(self._candidates, self._source, now, late=late)
 
     def _may_narrow(self, source: Source, after: bytes) -> bool:
         """Return whether the client may read its part of ``source`` beyond a sort key.
@@ -324,7 +320,9 @@ class ClientReader:
         if is_own:
             return streams.admission.streams_left(self._quota) > len(streams.moving)
         needs = self.log_reader.needs
-        return self._may_begin(source, cluster_time_of(needs)) and self._may_narrow(source, needs)
+        time = cluster_time_of(needs)
+        is_meant = streams.is_recent(time) or self._preferred(time).key == source.key
+        return is_meant and self._may_narrow(source, needs)
 
     def _record_source(self, source: Source) -> None:
         """Record which source the client reads from now on."""
@@ -396,11 +394,10 @@ class ClientReader:
         """
         own, log_reader = self._candidates.own, self.log_reader
         needs, needs_spans = log_reader.needs, log_reader.needs_spans
-        start_at, source = cluster_time_of(needs), self._preferred()
-        left = log_reader.part
+        start_at = cluster_time_of(needs)
+        source, left = self._preferred(start_at), log_reader.part
         was_wider = left is not None and left.incarnation.namespace is not None
-        may_enter = self._may_begin(source, start_at) and self._may_narrow(source, needs)
-        if not may_enter or (source.is_wider and was_wider):
+        if (source.is_wider and was_wider) or not self._may_narrow(source, needs):
             source = own
         source, stream, _ = await self._enter(source, start_at, needs, needs_spans)
         try:

@@ -1,9 +1,9 @@
 """The choice of the stream that serves a client (docs/sharing.md).
 
 It depends on which streams can (``sources``), on how many different parts clients read of each
-(``SharingDemand``), and on which ones have failed (``FailedStreams``). A client that has fallen
-behind reads its own stream until it has caught up (``Candidates.may_read_late``, for which
-``client_reader`` asks when its stream has dropped the client's next events).
+(``SharingDemand``), and on which ones have failed (``FailedStreams``). A client whose next events
+a shared stream has dropped is moved by ``client_reader`` to what ``choose_source`` returns for it:
+its own stream, if it is ``late``, until it has caught up.
 """
 
 from collections import Counter
@@ -244,13 +244,6 @@ class Candidates:
         """Return the way in which ``source`` is shared, which is not the client's own stream."""
         return self.scopes if source.is_wider else self.filters
 
-    def may_read_late(self, source: Source) -> bool:
-        """Return whether the client may enter ``source`` while it is far behind its newest events.
-
-        Otherwise it reads its own stream until it has caught up.
-        """
-        return source is self.own or self.way_of(source).mode == ALWAYS
-
 
 MOST_TRIED: Final = 200
 """Maximum of conditions that are tried on every event, of all filters on one scope: they cost an
@@ -333,14 +326,19 @@ class SharingPolicy:
         for source in way.sources:
             way.demand.leave(source.key, source.part, now, cost=source.cost)
 
-    def choose_source(self, candidates: Candidates, current: Source | None, now: float) -> Source:
-        """Return the stream that should serve a client, which reads ``current`` now."""
+    def choose_source(
+        self, candidates: Candidates, current: Source | None, now: float, *, late: bool = False
+    ) -> Source:
+        """Return the stream that should serve a client, which reads ``current`` now.
+
+        One that begins ``late``, far behind the newest events, shares only what is always shared.
+        """
         for way in candidates.ways:
             for source in way.sources:
                 reads_it = current is not None and source.key == current.key
                 if not reads_it and self._failed.why_avoided(source.key, now):
                     continue
-                if way.mode == ALWAYS or way.demand.is_shared(source.key, now):
+                if way.mode == ALWAYS or (not late and way.demand.is_shared(source.key, now)):
                     return source
         return candidates.own
 

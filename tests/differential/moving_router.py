@@ -34,7 +34,7 @@ def _choose(reading: ClientReader) -> Source:
     return _chance.choice(others or [candidates.own])
 
 
-def _preferred(reading: ClientReader) -> Source:
+def _preferred(reading: ClientReader, _start_at: object = None) -> Source:
     wanted = _wanted.setdefault(id(reading), _choose(reading))
     avoids = reading._streams.policy._failed.why_avoided
     avoided = wanted is not reading._source and avoids(wanted.key, reading._loop.time())

@@ -160,7 +160,8 @@ async def test_a_cancelled_opening_does_not_affect_others(cluster: ScriptedClust
         if isinstance(result, tuple):
             registry.kill([result[0].cursor_id])
     await until(lambda: cluster.open_cursors == REMOTES)
-    await until(lambda: (registry.admission._cursors[NOBODY], registry.admission.streams) == (1, 1))
+    admission = registry.streams.admission
+    await until(lambda: (admission._cursors[NOBODY], admission.streams) == (1, 1))
 
 
 async def test_skipped_events_free_the_budget(cluster: ScriptedCluster):

@@ -66,6 +66,7 @@ def test_a_choice_is_repeated_until_something_is_recorded() -> None:
     (shared,) = first.filters.sources
     for now in (0.0, 1.0, 1e6, 0.0):
         assert sharing.choose_source(first, None, now) == shared
+        assert sharing.choose_source(first, None, now, late=True) is first.own
     sharing.leave(second, 100.0)
     joined(sharing, request(match={"ns.coll": "b"}), 100.0)
     sharing.record_failure(first, shared, TOO_LARGE, 99.0, 101.0)

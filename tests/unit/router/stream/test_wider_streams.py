@@ -171,6 +171,18 @@ async def test_the_mode_is_a_parameter_or_in_the_comment(
     assert explained["evaluatedBy"] == ("router" if streams == 1 else "shards")
 
 
+async def test_always_holds_for_a_client_that_is_too_late_for_a_wider_stream(
+    cluster: ScriptedCluster,
+) -> None:
+    registry = cluster.registry(share_filters="always", share_scopes_from=2, share_behind=5.0)
+    cluster.noop(200)
+    await opened(registry, "a", "b", options={})
+    late, _ = await registry.open(watch("a", {"$match": {"fullDocument.tenant": 1}}), OWNER)
+    assert late.running_stream is not None
+    shown = late.running_stream.describe(())
+    assert (shown["namespace"], shown["pipeline"], "filtered" in shown) == ("db.a", "", True)
+
+
 async def test_null_follows_the_servers_version(cluster: ScriptedCluster) -> None:
     registry = cluster.registry(share_filters="always")
     request = watch(1, {"$match": {"fullDocument.a": None}})
