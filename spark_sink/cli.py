@@ -71,7 +71,7 @@ def _wrong(error: Any, command: str) -> str:
     if param is None:
         return f"{message.removesuffix('.')}: {command} --help lists the arguments"
     if message:
-        return f"{param.opts[0]}: {message.removeprefix('Value error, ')}"
+        return f"{param.metavar or param.opts[0]}: {message.removeprefix('Value error, ')}"
     return f"{param.opts[0]} is missing. It is {param.help[0].lower()}{param.help[1:]}"
 
 

@@ -290,7 +290,7 @@ def _described(problem: Any) -> str:
         hint = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(sorted(known))}."
         return f"{name} is not a setting. {hint}"
     if problem["type"] == "missing":
-        return f"{name} is missing: set it to the job's folder"
+        return f"{name} is missing: name the job's folder, with --out or in the file"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
     if problem["type"] == "value_error":
         return f"{name}: {message}" if name else str(message)

@@ -348,8 +348,8 @@ def _require_masks(options: StreamOptions) -> None:
     masks = [edit.mask for edit in options.masked_fields if edit.mask is not None]
     if any(mask.rule == "hash" for mask in masks) and options.salt is None:
         raise OptionError(
-            "option 'field.masks': a hash needs a salt: set field.masks.salt.file to a file with "
-            "one, such as that of openssl rand -hex 32"
+            "option 'field.masks': a hash needs a salt: set field.masks.salt.file (of a job "
+            "--salt-file) to a file with one, such as that of openssl rand -hex 32"
         )
     stages = {name for stage in options.pipeline for name in stage}
     if masks and (others := sorted(stages - _NO_COPIES)):

@@ -160,3 +160,12 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
     )
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_systemd_starts_a_router_with_invalid_settings_once() -> None:
+    unit = (DEPLOY / "mergerouter.service").read_text()
+    [statuses] = re.findall("^RestartPreventExitStatus=(.*)$", unit, re.MULTILINE)
+    app = typer.Typer()
+    app.command()(cli.serve)
+    invalid = CliRunner().invoke(app, ["--configdb", "no-set:27019"])
+    assert str(invalid.exit_code) in statuses.split()

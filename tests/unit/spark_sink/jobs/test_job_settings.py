@@ -158,6 +158,8 @@ def test_what_a_file_cannot_have_is_told_with_the_remedy(
         ("status x --out y", "Got unexpected extra argument(s) (x): job status --help lists the "),
         ("status --out", "Option '--out' requires an argument: job status --help lists the "),
         ("status", "--out is missing. It is the job's folder: a path, or a URI of Spark's."),
+        ("run shop.orders", "out is missing: name the job's folder, with --out or in the file"),
+        ("signal log shop.orders --out x", "TYPE: 'log' is not one of 'execute-snapshot', "),
         ("verify --out x --rate 0", "--rate: must be greater than or equal to 1"),
         ("verify --out x --table gold", "--table: 'gold' is not one of 'bronze', 'current', "),
         ("rebuild --out x --conf a", "--conf: 'a' has no value: write NAME=VALUE"),
