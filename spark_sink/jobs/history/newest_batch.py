@@ -47,7 +47,13 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
         )
     done = max(last.number - 1, _committed(folder.checkpoint, last))
     if lacking := lacking_tables(by_table, done):
-        raise _lacks_batches(folder, lacking[0])
+        remedy = "restore it from a backup"
+        if lacking[0] == CURRENT and BRONZE in names:
+            remedy = "remove what is left of it and let job rebuild make it again"
+        raise OptionError(
+            f"the table at {folder.table(lacking[0])} lacks batches that the job has written to "
+            f"it: {remedy}, or start a job in another folder"
+        )
     return last, not lacking_tables(by_table, last.number)
 
 
@@ -76,14 +82,3 @@ def lacking_tables(by_table: Mapping[str, Batch], done: int) -> list[str]:
             if number <= done or (owner, name) == (CURRENT, QUARANTINE):
                 needed[name] = max(needed.get(name, -1), number)
     return [n for n, number in needed.items() if by_table.get(n, Batch()).number < number]
-
-
-def _lacks_batches(folder: JobFolder, name: str) -> OptionError:
-    """Return the error for a table that has lost batches, with the remedy."""
-    remedy = "restore it from a backup"
-    if name == CURRENT and BRONZE in folder.record().tables:
-        remedy = "remove what is left of it and let job rebuild make it again"
-    return OptionError(
-        f"the table at {folder.table(name)} lacks batches that the job has written to it: "
-        f"{remedy}, or start a job in another folder"
-    )
