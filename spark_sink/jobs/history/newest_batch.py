@@ -7,7 +7,6 @@ from contextlib import suppress
 from operator import attrgetter
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs.checkpoint import Checkpoint
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import (
     APPENDED,
@@ -25,11 +24,10 @@ from spark_sink.tables.table_state import Batch
 def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
     """Return the newest batch of a job's tables, and whether all of them have it.
 
-    It is that of the first table which has it: there an interrupted seek has begun.
-
-    Without a job it is `Batch()`. Raises OptionError if a table lacks an earlier batch, or one that
-    Spark has committed, or if the tables are not of one query, and StreamError if an older version
-    of a table was restored.
+    It is that of the first table which has it: there an interrupted seek has begun. Without a job
+    it is `Batch()`. Raises OptionError if a table lacks an earlier batch, or one that Spark has
+    committed, or if the tables are not of one query, and StreamError if an older version of a table
+    was restored.
     """
     if not folder.exists:
         return Batch(), True
@@ -45,7 +43,12 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
             f"the tables of the job in {folder.address} are not of one query: restore the folder "
             "from a backup, or start the job in another one"
         )
-    done = max(last.number - 1, _committed(folder.checkpoint, last))
+    done = last.number - 1
+    with suppress(StreamError):  # a damaged checkpoint, or one of another start, shows nothing
+        committed, query = folder.checkpoint.last_committed(), folder.checkpoint.query()
+        if committed is not None and last.query in ("", query):
+            is_other = committed.number == last.number and committed.offset != last.offset
+            done = done if is_other else max(done, committed.number)
     if lacking := lacking_tables(by_table, done):
         remedy = "restore it from a backup"
         if lacking[0] == CURRENT and BRONZE in names:
@@ -55,19 +58,6 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
             f"it: {remedy}, or start a job in another folder"
         )
     return last, not lacking_tables(by_table, last.number)
-
-
-def _committed(checkpoint: Checkpoint, last: Batch) -> int:
-    """Return the newest batch that a checkpoint shows to have been in all tables; -1 for none.
-
-    `last` is the newest batch of the tables; a checkpoint of another query or start shows nothing.
-    """
-    with suppress(StreamError):
-        batch = checkpoint.last_committed()
-        if batch is not None and last.query in ("", checkpoint.query()):
-            is_other = batch.number == last.number and batch.offset != last.offset
-            return -1 if is_other else batch.number
-    return -1
 
 
 def lacking_tables(by_table: Mapping[str, Batch], done: int) -> list[str]:
