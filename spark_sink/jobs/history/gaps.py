@@ -107,8 +107,9 @@ def _leave_out(folder: JobFolder, batch: Batch, gap: Offset) -> str:
         own = log.state().batch
         # What the batch has not written yet it will not write.
         written = {n: k for n, k in own.written.items() if k <= newest[n]}
-        if own.number == batch.number:
-            log.amend(replace(own, offset=gap.document, written=written))
+        amended = replace(own, offset=gap.document, written=written)
+        if own.number == batch.number and amended != own:
+            log.amend(amended)
         elif name == NOTIFICATIONS and batch.number not in newest.values():
             noted = replace(batch, offset=gap.document, written=written)
             log.append([], NOTIFICATION_COLUMNS, noted)
