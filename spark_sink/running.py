@@ -159,8 +159,7 @@ class _Start:
             held.enter_context(folder.locked())
             folder.mend(record)
             with suppress(StreamError):  # a damaged checkpoint, which `take_over` restores
-                planned = folder.checkpoint.last_planned()
-                folder.require_continues(record, planned, once=self._once)
+                folder.require_continues(record, folder.checkpoint.last_planned(), once=self._once)
             if settings.metrics_port is not None:
                 held.enter_context(self._metrics.serve(settings.metrics_port + number))
             options = record.source_options(settings.uri)

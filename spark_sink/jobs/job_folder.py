@@ -164,20 +164,40 @@ class JobFolder:
         self._folder.write("job.json", json.dumps(asdict(record), indent=2))
 
     def require_continues(
-        self, record: JobRecord, last: LoggedBatch | None, *, once: bool = False
+        self, new: JobRecord, last: LoggedBatch | None, *, once: bool = False
     ) -> JobRecord:
         """Return the record of the previous start; `last` is the newest batch of the checkpoint.
 
         Raises OptionError as `begin`.
         """
-        old = self.record() if last is not None or self.exists else JobRecord()
-        if last is not None:
-            is_first = last.number == 0 and last.committed is None
-            self._refuse(old, record, once=once, begins=is_first)
-            if once and last.committed is not None and not last.end.is_in_snapshot:
+        if last is None:
+            return self.record() if self.exists else JobRecord()
+        old = self.record()
+        fixed = [
+            ("writes the tables", set(old.tables), set(new.tables)),
+            ("has the columns of --schema", {_kind(old.schema)}, {_kind(new.schema)}),
+            ("has --deletes", {old.deletes}, {new.deletes}),
+            ("has --message", _texts(old.messages), _texts(new.messages)),
+            ("has --flatten:", {str(old.flatten)}, {str(new.flatten)}),
+        ]
+        if old.cluster and new.cluster:
+            fixed.append(("has documents of the cluster", {old.cluster}, {new.cluster}))
+        if last.number == 0 and last.committed is None:
+            # Spark repeats the first batch, from where the options now say.
+            fixed.append(("begins with", _beginning(old), _beginning(new)))
+        if once:
+            fixed.append(("reads", set(old.namespaces), set(new.namespaces)))
+        for name, before, now in fixed:
+            if before != now:
                 raise OptionError(
-                    f"the job in {self.address} has finished its snapshot: use another --out"
+                    f"the job in {self.address} {name} {', '.join(sorted(before)) or 'all'}, not "
+                    f"{', '.join(sorted(now)) or 'all'}: start it as before, or use another "
+                    "folder with --out"
                 )
+        if once and last.committed is not None and not last.end.is_in_snapshot:
+            raise OptionError(
+                f"the job in {self.address} has finished its snapshot: use another --out"
+            )
         return old
 
     def keep_columns(self, columns: dict[str, Any]) -> None:
@@ -211,28 +231,6 @@ class JobFolder:
             return
         self._write(replace(record, checkpoint=self._chosen, since=ABOVE_ALL_TOKENS))
         say("job.json was damaged, and has the arguments of this start now")
-
-    def _refuse(self, old: JobRecord, new: JobRecord, *, once: bool, begins: bool) -> None:
-        fixed = [
-            ("writes the tables", set(old.tables), set(new.tables)),
-            ("has the columns of --schema", {_kind(old.schema)}, {_kind(new.schema)}),
-            ("has --deletes", {old.deletes}, {new.deletes}),
-            ("has --message", _texts(old.messages), _texts(new.messages)),
-            ("has --flatten:", {str(old.flatten)}, {str(new.flatten)}),
-        ]
-        if old.cluster and new.cluster:
-            fixed.append(("has documents of the cluster", {old.cluster}, {new.cluster}))
-        if begins:  # Spark repeats the first batch, from where the options now say
-            fixed.append(("begins with", _beginning(old), _beginning(new)))
-        if once:
-            fixed.append(("reads", set(old.namespaces), set(new.namespaces)))
-        for name, before, now in fixed:
-            if before != now:
-                raise OptionError(
-                    f"the job in {self.address} {name} {', '.join(sorted(before)) or 'all'}, not "
-                    f"{', '.join(sorted(now)) or 'all'}: start it as before, or use another "
-                    "folder with --out"
-                )
 
 
 def _kind(schema: str) -> str:

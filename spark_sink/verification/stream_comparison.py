@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
@@ -66,12 +66,17 @@ def events_of(
     if parsed.full_document == _LOOKED_UP:
         certain = kind != "update"
     elif parsed.full_document is not None:
-        certain = (kind != "update") | F.col("fullDocument").isNotNull()
+        certain = (kind != "update") | _has_document("fullDocument")
     if parsed.full_document_before_change is not None:
-        has_image = F.col("fullDocumentBeforeChange").isNotNull()
+        has_image = _has_document("fullDocumentBeforeChange")
         certain = certain & (kind.isin("insert", "read") | has_image)
     rows = rows.withColumn(_CERTAIN, F.coalesce(certain, F.lit(True)))
     return rows.where(F.col("token") >= first)
+
+
+def _has_document(name: str) -> Column:
+    """Return whether a column has a document: not null, nor an event's null as JSON or BSON."""
+    return ~F.coalesce(F.col(name).cast("string"), F.lit("")).isin("", "null")
 
 
 def bronze_differences(stored: DataFrame, events: DataFrame) -> DataFrame:

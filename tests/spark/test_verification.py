@@ -1,23 +1,31 @@
 """`job verify`: whole rows of all tables, with the stream, the collections and their checksums."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import bson
 import pyarrow as pa
 import pytest
+from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 from typer.testing import CliRunner
 
 from spark_sink.cli import job
-from spark_sink.events.positions import ABOVE_ALL_TOKENS
+from spark_sink.events.positions import ABOVE_ALL_TOKENS, AtTime
+from spark_sink.events.runs import run_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, MESSAGES, TRANSACTIONS
+from spark_sink.rows.event_rows import EventRows
+from spark_sink.verification import stream_comparison
 from spark_sink.verification.verify_job import verify_job
+from tests.doubles.event_history import event_token
 from tests.doubles.table_damages import other
 from tests.spark.conftest import Shop
 from tests.spark.jobs import TABLES, change_everything, run_job
@@ -203,3 +211,66 @@ def test_after_other_options_the_events_of_the_same_cluster_time_are_compared(
         different = [row["token"] for row in found.first if row["difference"] == "different"]
         assert different == compared, found
         assert ("no event yet of the time to compare" in found.remark) is (not compared)
+
+
+DOCUMENT = {"_id": 1, "n": 1}
+AFTER, BEFORE = "fullDocument", "fullDocumentBeforeChange"
+
+
+def an_event(number: int, kind: str, **images: Any) -> dict[str, Any]:
+    names = {"ns": {"db": "shop", "coll": "orders"}, "documentKey": {"_id": 1}}
+    update = {"updateDescription": {"updatedFields": {"n": 1}}} if kind == "update" else {}
+    time = Timestamp(1_700_000_000, number)
+    token = {"_data": event_token(time.time, number)}
+    return {"_id": token, "operationType": kind, "clusterTime": time, **names, **update, **images}
+
+
+def rows_of(
+    spark: SparkSession, events: Sequence[Mapping[str, Any]], *, raw_documents: bool
+) -> DataFrame:
+    """Return events as rows of the source."""
+    made = EventRows(raw_documents=raw_documents)
+    batches = made.batches(run_of([bson.encode(event)]) for event in events)
+    return spark.createDataFrame(pa.Table.from_batches(batches))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "lost", "uncertain"),
+    [
+        ({AFTER: "whenAvailable"}, "update", AFTER, True),
+        ({AFTER: "updateLookup"}, "update", AFTER, True),
+        ({AFTER: "whenAvailable", "documents": "raw"}, "update", AFTER, True),
+        ({BEFORE: "whenAvailable"}, "update", BEFORE, True),
+        ({BEFORE: "whenAvailable"}, "delete", BEFORE, True),
+        ({AFTER: "whenAvailable", BEFORE: "whenAvailable"}, "update", BEFORE, True),
+        ({AFTER: "whenAvailable", BEFORE: "whenAvailable"}, "insert", AFTER, False),
+        ({AFTER: "whenAvailable"}, "delete", BEFORE, False),
+    ],
+)
+def test_an_image_that_the_servers_have_deleted_meanwhile_is_no_difference(
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, str],
+    kind: str,
+    lost: str,
+    uncertain: bool,
+) -> None:
+    """They keep images for a shorter time than events; the rest of the row is compared."""
+    monkeypatch.setattr(stream_comparison, "RouterClient", Mock())
+    images = dict.fromkeys({*options, lost} - {"documents"}, DOCUMENT)
+
+    def rows(**given: Any) -> DataFrame:
+        events = an_event(1, "insert", fullDocument=DOCUMENT), an_event(2, kind, **given)
+        return rows_of(spark, events, raw_documents="documents" in options)
+
+    stored = rows(**images)
+    reader = Mock()
+    reader.read.format().options().load.return_value = rows(**{**images, lost: None})
+    events = stream_comparison.events_of(
+        reader, {"uri": "mongodb://none", **options}, event_token(1, 1), AtTime(Timestamp(2**31, 1))
+    )
+    found = stream_comparison.bronze_differences(stored, events).collect()
+    assert [set(row.fields) for row in found] == ([] if uncertain else [{"event", lost}])
+    others = stored.withColumn("namespace", F.lit("shop.items"))
+    found = stream_comparison.bronze_differences(others, events).collect()
+    assert [row.fields[:1] for row in found] == [["namespace"]] * 2

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from spark_sink.console import say
 from spark_sink.errors import HistoryLostError, OptionError
-from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
+from spark_sink.events.positions import AtTime, FromNow, Token, after, is_after, key_of
 from spark_sink.jobs.history.newest_batch import newest_batch
 from spark_sink.jobs.history.restoration import restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder
@@ -51,7 +51,7 @@ def seek(folder: JobFolder, to: str) -> str:
         raise OptionError(f"the job in {folder.address} has no batch: start it first")
     start = argument(position, to, "--to")
     wanted = AtTime(start.cluster_time) if isinstance(start, Token) else start
-    gap, remark = _gap(folder, Offset.of(batch.begin, in_table=True), wanted, to)
+    gap, remark = _gap(folder, batch, wanted, to)
     take_over(folder)  # a start on another machine may still run
     if _next_batch(folder) != batch:
         raise OptionError(
@@ -60,18 +60,19 @@ def seek(folder: JobFolder, to: str) -> str:
     return _leave_out(folder, batch, gap) + remark
 
 
-def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[Offset, str]:
-    """Return the end of a batch after `before` that leaves out the events before a position.
+def _gap(folder: JobFolder, batch: Batch, position: AtTime, to: str) -> tuple[Offset, str]:
+    """Return the end of a batch that leaves out the events before a position instead of its own.
 
-    The second result is a remark about signals for the user. Raises OptionError, in which `to` is
-    the position.
+    A batch of a seek has no events, so another seek may take its place. The second result is a
+    remark about signals for the user. Raises OptionError, in which `to` is the position.
     """
+    before, end = Offset.of(batch.begin, in_table=True), batch.end
     if before.is_in_snapshot:
         raise OptionError(
             f"the job in {folder.address} has a snapshot in progress, which continues at every "
             "start: wait for its end"
         )
-    reached = _reached(folder, before)
+    reached = [before.position, *([end.sought or end.position] if end is not None else ())]
     for point in reached:
         if isinstance(point, FromNow) or not is_after(position, point):
             raise OptionError(
@@ -106,8 +107,9 @@ def _leave_out(folder: JobFolder, batch: Batch, gap: Offset) -> str:
         own = log.state().batch
         # What the batch has not written yet it will not write.
         written = {n: k for n, k in own.written.items() if k <= newest[n]}
-        if own.number == batch.number:
-            log.amend(replace(own, offset=gap.document, written=written))
+        amended = replace(own, offset=gap.document, written=written)
+        if own.number == batch.number and amended != own:
+            log.amend(amended)
         elif name == NOTIFICATIONS and batch.number not in newest.values():
             noted = replace(batch, offset=gap.document, written=written)
             log.append([], NOTIFICATION_COLUMNS, noted)
@@ -140,7 +142,7 @@ def replace_lost_batch(folder: JobFolder, uri: str, newest: tuple[Batch, bool]) 
             client.require_history(batch.read_from)
         except HistoryLostError:
             now = after(client.with_retries(client.present))
-            where = _leave_out(folder, planned, _gap(folder, before, now, "now")[0])
+            where = _leave_out(folder, planned, _gap(folder, planned, now, "now")[0])
             text = "the oplogs have lost events of the batch in progress: the job continues at"
             say(f"{text} {where}, and reads the collections again")
             restore_checkpoint(folder)
@@ -150,13 +152,3 @@ def _next_batch(folder: JobFolder) -> Batch:
     """Return the first batch that not all tables have, at its beginning."""
     last, is_whole = newest_batch(folder)
     return Batch(last.query, last.number + 1, begin=last.offset) if is_whole else last
-
-
-def _reached(folder: JobFolder, before: Offset) -> list[Position]:
-    """Return where the job's events end: with its last batch, or with a later one in a table.
-
-    A batch of a seek has no events, so another seek may take its place.
-    """
-    states = (DeltaLog(folder.table(name)).state() for name in (*APPENDED, CURRENT))
-    ends = filter(None, (state.batch.end for state in states))
-    return [before.position, *(end.sought or end.position for end in ends)]

@@ -7,7 +7,6 @@ from contextlib import suppress
 from operator import attrgetter
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs.checkpoint import Checkpoint
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import (
     APPENDED,
@@ -25,11 +24,10 @@ from spark_sink.tables.table_state import Batch
 def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
     """Return the newest batch of a job's tables, and whether all of them have it.
 
-    It is that of the first table which has it: there an interrupted seek has begun.
-
-    Without a job it is `Batch()`. Raises OptionError if a table lacks an earlier batch, or one that
-    Spark has committed, or if the tables are not of one query, and StreamError if an older version
-    of a table was restored.
+    It is that of the first table which has it: there an interrupted seek has begun. Without a job
+    it is `Batch()`. Raises OptionError if a table lacks an earlier batch, or one that Spark has
+    committed, or if the tables are not of one query, and StreamError if an older version of a table
+    was restored.
     """
     if not folder.exists:
         return Batch(), True
@@ -45,23 +43,21 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
             f"the tables of the job in {folder.address} are not of one query: restore the folder "
             "from a backup, or start the job in another one"
         )
-    done = max(last.number - 1, _committed(folder.checkpoint, last))
+    done = last.number - 1
+    with suppress(StreamError):  # a damaged checkpoint, or one of another start, shows nothing
+        committed, query = folder.checkpoint.last_committed(), folder.checkpoint.query()
+        if committed is not None and last.query in ("", query):
+            is_other = committed.number == last.number and committed.offset != last.offset
+            done = done if is_other else max(done, committed.number)
     if lacking := lacking_tables(by_table, done):
-        raise _lacks_batches(folder, lacking[0])
+        remedy = "restore it from a backup"
+        if lacking[0] == CURRENT and BRONZE in names:
+            remedy = "remove what is left of it and let job rebuild make it again"
+        raise OptionError(
+            f"the table at {folder.table(lacking[0])} lacks batches that the job has written to "
+            f"it: {remedy}, or start a job in another folder"
+        )
     return last, not lacking_tables(by_table, last.number)
-
-
-def _committed(checkpoint: Checkpoint, last: Batch) -> int:
-    """Return the newest batch that a checkpoint shows to have been in all tables; -1 for none.
-
-    `last` is the newest batch of the tables; a checkpoint of another query or start shows nothing.
-    """
-    with suppress(StreamError):
-        batch = checkpoint.last_committed()
-        if batch is not None and last.query in ("", checkpoint.query()):
-            is_other = batch.number == last.number and batch.offset != last.offset
-            return -1 if is_other else batch.number
-    return -1
 
 
 def lacking_tables(by_table: Mapping[str, Batch], done: int) -> list[str]:
@@ -76,14 +72,3 @@ def lacking_tables(by_table: Mapping[str, Batch], done: int) -> list[str]:
             if number <= done or (owner, name) == (CURRENT, QUARANTINE):
                 needed[name] = max(needed.get(name, -1), number)
     return [n for n, number in needed.items() if by_table.get(n, Batch()).number < number]
-
-
-def _lacks_batches(folder: JobFolder, name: str) -> OptionError:
-    """Return the error for a table that has lost batches, with the remedy."""
-    remedy = "restore it from a backup"
-    if name == CURRENT and BRONZE in folder.record().tables:
-        remedy = "remove what is left of it and let job rebuild make it again"
-    return OptionError(
-        f"the table at {folder.table(name)} lacks batches that the job has written to it: "
-        f"{remedy}, or start a job in another folder"
-    )
