@@ -447,7 +447,7 @@ def seek(
 
     The next start of the job continues there, and reads the collections again. Stop the job first.
     """
-    from spark_sink.jobs.history.gaps import seek as seek_to
+    from spark_sink.jobs.history.left_out_events import seek as seek_to
 
     folder = _job_in(out)
     with folder.locked():

@@ -21,7 +21,7 @@ from spark_sink.errors import SourceError, StreamError
 from spark_sink.folders import is_local
 from spark_sink.jobs.compaction import compaction_beside
 from spark_sink.jobs.failure_texts import cause_of
-from spark_sink.jobs.history.gaps import replace_lost_batch
+from spark_sink.jobs.history.left_out_events import replace_lost_batch
 from spark_sink.jobs.history.newest_batch import newest_batch
 from spark_sink.jobs.history.restoration import restore_checkpoint, restored_batch
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
@@ -171,7 +171,7 @@ class _Start:
             self._epoch = take_over(self._folder)
             newest = restore_checkpoint(self._folder)
             self._folder.begin(self._record, once=self._once)
-            replace_lost_batch(self._folder, self._settings.uri, newest)
+            replace_lost_batch(self._folder, self._settings.uri, newest, self._epoch)
 
     def run(self, spark: SparkSession) -> Exception | None:
         """Run the job's query until it ends; report its failure to the router, and return it."""

@@ -1,4 +1,4 @@
-"""Commits the batches of a job to its tables, each of which recognises a batch that it has."""
+"""Commits the batches of a job to its tables, each of which knows its batches (`DeltaLog.has`)."""
 
 from __future__ import annotations
 

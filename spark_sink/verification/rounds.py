@@ -43,6 +43,8 @@ _SIGNAL_CHARACTERS = 15_000
 _POLL_SECONDS = 0.5
 # Seconds from a failure of a round to its continuation.
 _RETRY_SECONDS = 30.0
+# Seconds for which the end of a job waits for the step in progress.
+_STOP_SECONDS = 30.0
 
 
 def require_document_filters(options: Mapping[str, str]) -> None:
@@ -63,7 +65,6 @@ class Verifier:
             removes documents that are gone.
         done: called after each round with the time through which it has verified, in seconds since
             1970, and the numbers of rows compared and of keys that differ.
-
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Verifier:
     def __exit__(self, *_: object) -> None:
         """End the round; it waits 30 s at most for the step in progress."""
         self._ending.set()
-        self._thread.join(_RETRY_SECONDS)
+        self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
         due, every = time.monotonic(), self._settings.verify_every or 0.0

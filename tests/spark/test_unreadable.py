@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import HistoryLostError
-from spark_sink.jobs.history.gaps import replace_lost_batch, seek
+from spark_sink.jobs.history.left_out_events import replace_lost_batch, seek
 from spark_sink.jobs.history.restoration import restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
@@ -146,7 +146,7 @@ def start(spark: SparkSession, shop: Shop, folder: Path, mode: str) -> None:
     epoch = take_over(where)
     newest = restore_checkpoint(where)
     where.begin(record)
-    replace_lost_batch(where, shop.uri, newest)
+    replace_lost_batch(where, shop.uri, newest, 0)
     JobQuery(where, record, shop.uri, epoch=epoch).start(spark, None).awaitTermination()
 
 

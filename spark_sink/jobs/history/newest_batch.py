@@ -32,7 +32,10 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
     if not folder.exists:
         return Batch(), True
     by_table: dict[str, Batch] = {}
-    names = {*folder.record().tables, QUARANTINE, NOTIFICATIONS}
+    names, query, committed = {*folder.record().tables, QUARANTINE, NOTIFICATIONS}, None, None
+    with suppress(StreamError):  # a damaged checkpoint shows nothing
+        # What it shows before the tables are read they have, also while the job runs.
+        query, committed = folder.checkpoint.query(), folder.checkpoint.last_committed()
     for name in filter(names.__contains__, (*APPENDED, CURRENT)):
         log = DeltaLog(folder.table(name))
         log.require_not_restored(name if name in (BRONZE, MESSAGES) else "")
@@ -44,11 +47,9 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
             "from a backup, or start the job in another one"
         )
     done = last.number - 1
-    with suppress(StreamError):  # a damaged checkpoint, or one of another start, shows nothing
-        committed, query = folder.checkpoint.last_committed(), folder.checkpoint.query()
-        if committed is not None and last.query in ("", query):
-            is_other = committed.number == last.number and committed.offset != last.offset
-            done = done if is_other else max(done, committed.number)
+    if committed is not None and last.query in ("", query):
+        is_of_other_start = committed.number == last.number and committed.offset != last.offset
+        done = done if is_of_other_start else max(done, committed.number)
     if lacking := lacking_tables(by_table, done):
         remedy = "restore it from a backup"
         if lacking[0] == CURRENT and BRONZE in names:

@@ -60,11 +60,13 @@ def restored_batch(
     try:
         query, planned = checkpoint.query(), [None, *checkpoint.batches()][-1]
     except StreamError as error:
-        if not last.query:
+        if not last.query and folder.exists:
             raise OptionError(
                 f"{error}. But these contain no batch yet to continue from: remove the "
                 f"folder {checkpoint.address}, and start the job again"
             ) from None
+        if not last.query:
+            raise
     if not last.query:
         return planned, True
     if query not in (None, last.query):

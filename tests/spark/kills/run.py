@@ -21,7 +21,7 @@ from spark_sink import read_at
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import Folder
-from spark_sink.jobs.history.gaps import seek
+from spark_sink.jobs.history.left_out_events import seek
 from spark_sink.jobs.history.restoration import rebuild_table
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.options.scope import Scope

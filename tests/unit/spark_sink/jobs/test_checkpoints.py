@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 from spark_sink.cli import job
 from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token, is_after, key_of
-from spark_sink.jobs.history import gaps
-from spark_sink.jobs.history.gaps import replace_lost_batch, seek
+from spark_sink.jobs.history import left_out_events
+from spark_sink.jobs.history.left_out_events import replace_lost_batch, seek
+from spark_sink.jobs.history.newest_batch import newest_batch
 from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.history.restoration import rebuild_table, restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
@@ -36,6 +37,7 @@ from tests.doubles.scripted_member import event_token
 from tests.doubles.two_starts import check_two_starts, pause_starts
 
 ROW = pa.table({"token": ["a"]})
+ROUTER = "mongodb://127.0.0.1:1"
 
 
 def begun(where: Path, *tables: str) -> JobFolder:
@@ -314,7 +316,7 @@ def test_a_seek_is_refused_if_a_start_elsewhere_writes_a_batch_meanwhile(
     folder = begun(tmp_path, "bronze", "messages")
     for name in ("bronze", "messages"):
         write(folder, 0, name)
-    monkeypatch.setattr(gaps, "take_over", lambda _: write(folder, 1))
+    monkeypatch.setattr(left_out_events, "take_over", lambda _: write(folder, 1))
     with pytest.raises(OptionError, match="has written a batch meanwhile: stop it"):
         seek(folder, "500,1")
     assert DeltaLog(folder.table("bronze")).state().batch.offset == end_at(1)
@@ -363,7 +365,7 @@ def test_a_start_completes_a_seek_that_was_killed(
     with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
         patched.setattr(DeltaLog, "_write", killing)
         seek(folder, "500,1")
-    replace_lost_batch(folder, "mongodb://127.0.0.1:1", restore_checkpoint(folder))
+    replace_lost_batch(folder, ROUTER, restore_checkpoint(folder), 0)
     end = end_at(300)
     if commits:
         gap = Offset(AtTime(Timestamp(500, 1)), events=0, sought=AtTime(Timestamp(300, 1)))
@@ -375,6 +377,47 @@ def test_a_start_completes_a_seek_that_was_killed(
         log.append_rows(ROW, repeated)
         assert (log.state().batch.offset, log.count()) == (end, 2)
     assert restore_checkpoint(folder)[1] is bool(commits or lacking == "messages")
+
+
+def test_a_start_that_was_overtaken_does_not_undo_a_later_seek(tmp_path: Path) -> None:
+    folder = begun(tmp_path, "bronze", "current")
+    for name in ("bronze", "current"):
+        write(folder, 0, name)
+    seek(folder, "500,1")
+    epoch, newest = left_out_events.take_over(folder), restore_checkpoint(folder)
+    seek(folder, "300,1")  # on another host
+    with pytest.raises(StreamError, match="another start of this job has taken over"):
+        replace_lost_batch(folder, ROUTER, newest, epoch)
+    assert planned(folder).position == AtTime(Timestamp(300, 1))
+
+
+def test_a_seek_may_be_corrected_also_if_it_makes_its_batch_whole(tmp_path: Path) -> None:
+    folder = begun(tmp_path, "current")
+    write(folder, 0, "current")
+    killed = Batch("q", 1, end_at(300), end_at(0), written={"notifications": 1})
+    DeltaLog(folder.table("current")).append_rows(ROW, killed)
+    for seconds in (500, 400, 600):
+        seek(folder, f"{seconds},1")
+        batch, is_whole = newest_batch(folder)
+        assert (batch.number, is_whole) == (1, True)
+        at = Offset.of(batch.offset)
+        assert (at.position, at.sought) == tuple(AtTime(Timestamp(n, 1)) for n in (seconds, 300))
+
+
+def test_a_batch_that_is_committed_meanwhile_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`job check` reads the tables while the job runs."""
+    folder, read = begun(tmp_path, "bronze"), DeltaLog.require_not_restored
+    write(folder, 0)
+
+    def committed_meanwhile(log: DeltaLog, *given: str) -> None:
+        read(log, *given)
+        folder.checkpoint.write("q", {0: end_at(0), 1: end_at(1)}, 1)
+
+    folder.checkpoint.write("q", {0: end_at(0)}, 0)
+    monkeypatch.setattr(DeltaLog, "require_not_restored", committed_meanwhile)
+    assert newest_batch(folder)[0].number == 0
 
 
 def planned(folder: JobFolder) -> Offset:
@@ -441,14 +484,14 @@ def test_a_batch_in_progress_that_the_oplogs_have_lost_is_left_out(
     end = Offset(AtTime(Timestamp(300, 1)), events=events).document
     batch = Batch("q", 1, end, end_at(100))
     DeltaLog(folder.table("bronze")).append_rows(ROW, batch)
-    replace_lost_batch(folder, "mongodb://127.0.0.1:1", restore_checkpoint(folder))
+    replace_lost_batch(folder, ROUTER, restore_checkpoint(folder), 0)
     at = planned(folder)
     assert at.sought == (AtTime(Timestamp(300, 1)) if replaced else None)
     assert at.position == AtTime(Timestamp(*((400, 2) if replaced else (300, 1))))
     assert ("the oplogs have lost events" in capsys.readouterr().err) == replaced
     version = DeltaLog(folder.table("bronze")).version
-    newest = restore_checkpoint(folder)
-    replace_lost_batch(folder, "mongodb://127.0.0.1:1", newest)  # of the gap nothing is read
+    # Of the gap nothing is read.
+    replace_lost_batch(folder, ROUTER, restore_checkpoint(folder), 0)
     assert DeltaLog(folder.table("bronze")).version == version
     assert planned(folder) == at
 

@@ -1,7 +1,8 @@
 """Leaves out events of the stream, as `job seek` requests, or because the oplogs have lost them.
 
 A batch without events ends behind them. A table gets it, so the next start repeats it for all
-tables. Its offset has the position before the gap, so that the collections are read again.
+tables. Its offset has the position before the gap, so that the collections are read again. Where no
+batch has begun, `BatchPlanner.plan` decides what follows a lost history.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ def seek(folder: JobFolder, to: str) -> str:
     start = argument(position, to, "--to")
     wanted = AtTime(start.cluster_time) if isinstance(start, Token) else start
     gap, remark = _gap(folder, batch, wanted, to)
-    take_over(folder)  # a start on another machine may still run
+    epoch = take_over(folder)  # a start on another machine may still run
     if _next_batch(folder) != batch:
         raise OptionError(
             f"the job in {folder.address} has written a batch meanwhile: stop it, and seek again"
         )
-    return _leave_out(folder, batch, gap) + remark
+    return _leave_out(folder, batch, gap, epoch) + remark
 
 
 def _gap(folder: JobFolder, batch: Batch, position: AtTime, to: str) -> tuple[Offset, str]:
@@ -94,14 +95,16 @@ def _gap(folder: JobFolder, batch: Batch, position: AtTime, to: str) -> tuple[Of
     return before.moved(position, events=0, sought=passed, **beside), remark
 
 
-def _leave_out(folder: JobFolder, batch: Batch, gap: Offset) -> str:
-    """Let a batch that some table lacks leave out events; return where it ends.
+def _leave_out(folder: JobFolder, batch: Batch, gap: Offset, epoch: int) -> str:
+    """Let a batch leave out events; return where it ends.
 
     The first commit decides: `newest_batch` finds it first, and `replace_lost_batch` makes the
-    others.
+    others. Raises StreamError if a later start than that of an epoch has a table.
     """
     assert gap.time is not None
-    logs = {name: DeltaLog(folder.table(name)) for name in (*APPENDED, CURRENT)}
+    logs = {name: DeltaLog(folder.table(name), epoch=epoch) for name in (*APPENDED, CURRENT)}
+    for log in logs.values():
+        log.reload()
     newest = {name: log.state().batch.number for name, log in logs.items()}
     for name, log in logs.items():
         own = log.state().batch
@@ -116,12 +119,12 @@ def _leave_out(folder: JobFolder, batch: Batch, gap: Offset) -> str:
     return gap.time.as_datetime().isoformat()
 
 
-def replace_lost_batch(folder: JobFolder, uri: str, newest: tuple[Batch, bool]) -> None:
+def replace_lost_batch(folder: JobFolder, uri: str, newest: tuple[Batch, bool], epoch: int) -> None:
     """Replace a batch that some table lacks, and whose events the oplogs have lost.
 
     The options must allow that. Spark repeats a batch as it was, and would fail at every start. A
-    seek that was interrupted is completed. `newest` is the `newest_batch` of the job. Raises
-    SourceError.
+    seek that was interrupted is completed. `newest` is the `newest_batch` of the job, and `epoch`
+    that of the start. Raises SourceError.
     """
     planned, is_whole = newest
     if is_whole or not planned.begin:
@@ -129,7 +132,7 @@ def replace_lost_batch(folder: JobFolder, uri: str, newest: tuple[Batch, bool]) 
     before, end = (Offset.of(each, in_table=True) for each in (planned.begin, planned.offset))
     batch = end.events_after(before)
     if end.sought is not None:
-        _leave_out(folder, planned, end)
+        _leave_out(folder, planned, end, epoch)
     if batch.events == 0:
         return
     options = parse_options(folder.record().source_options(uri))
@@ -142,13 +145,18 @@ def replace_lost_batch(folder: JobFolder, uri: str, newest: tuple[Batch, bool]) 
             client.require_history(batch.read_from)
         except HistoryLostError:
             now = after(client.with_retries(client.present))
-            where = _leave_out(folder, planned, _gap(folder, planned, now, "now")[0])
+            where = _leave_out(folder, planned, _gap(folder, planned, now, "now")[0], epoch)
             text = "the oplogs have lost events of the batch in progress: the job continues at"
             say(f"{text} {where}, and reads the collections again")
             restore_checkpoint(folder)
 
 
 def _next_batch(folder: JobFolder) -> Batch:
-    """Return the first batch that not all tables have, at its beginning."""
+    """Return the batch that a seek changes: the first one that not all tables have, or a seek's.
+
+    What follows a seek's batch was not read yet if it is the newest one.
+    """
     last, is_whole = newest_batch(folder)
-    return Batch(last.query, last.number + 1, begin=last.offset) if is_whole else last
+    if not is_whole or (last.end is not None and last.end.sought is not None):
+        return last
+    return Batch(last.query, last.number + 1, begin=last.offset)
