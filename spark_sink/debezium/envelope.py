@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-VERSIONS = {"3.6": "3.6.3.Final", "2.6": "2.6.2.Final"}
-"""The versions of Debezium whose messages can be made, and the `source.version` of each."""
+VERSION = "3.6.3.Final"
+"""The version of Debezium whose messages are made."""
 NO_TRANSACTION = '"transaction":null}'
 """The end of a change's value, unless it has a place in a transaction."""
 _SNAPSHOTS = "true,first,first_in_data_collection,last_in_data_collection,last,false,incremental"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shard_client.bson.values import ARRAY, DATE, DOCUMENT, INT32, INT64, TIMESTAMP
 from spark_sink.debezium.connect_values import quoted
-from spark_sink.debezium.envelope import VERSIONS, value_pieces
+from spark_sink.debezium.envelope import VERSION, value_pieces
 from spark_sink.debezium.java_json import JavaColumns, JavaJson
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.events.header import OPERATIONS, READ, namespace_of
@@ -54,15 +54,11 @@ class MessageMaker:
 
     def __init__(self, options: MessageOptions, clock: Callable[[], int]) -> None:
         self._options, self._clock = options, clock
-        plus = not options.is_old
         self._strict, self._identifier, self._updated = (
-            JavaColumns(JavaJson(relaxed=relaxed, separator=separator, plus=plus))
+            JavaColumns(JavaJson(relaxed=relaxed, separator=separator))
             for relaxed, separator in ((False, ","), (True, ","), (True, ", "))
         )
-        self._constants = {
-            "version": quoted(VERSIONS[options.version]),
-            "name": quoted(options.prefix),
-        }
+        self._constants = {"version": quoted(VERSION), "name": quoted(options.prefix)}
         self._namespace = lru_cache(_CACHED_NAMES)(self._new_namespace)
 
     def of_events(self, events: Values) -> pa.RecordBatch:
@@ -198,14 +194,11 @@ class MessageMaker:
             kinds = [_snapshot_of(signal) for signal in signals]
             snapshot = _taken(kinds, codes)
             is_incremental = np.array([kind == "incremental" for kind in kinds])[codes]
-            now = 0 if self._options.is_old else self._clock()
-            ns = np.where(is_incremental, ns, now)
+            ns = np.where(is_incremental, ns, self._clock())
             order = np.where(is_incremental, order, _NO_ORDER)
         elif wall is not None and wall.kind == DATE:
             walls = wall.integers("<i8")
-            shown = _text(walls)
-            if not self._options.is_old:
-                ns = walls * 1_000_000
+            shown, ns = _text(walls), walls * 1_000_000
         numbers = {"ms": ns // 1_000_000, "us": ns // 1000, "ns": ns, "order": order}
         parts: dict[str, Any] = {name: _text(column) for name, column in numbers.items()}
         return numbers["ms"], {**parts, "wall": shown, "snapshot": ['"', snapshot, '"']}

@@ -1,4 +1,4 @@
-"""What determines Debezium's messages: its version, and the names of its topics."""
+"""What determines Debezium's messages: their form, and the names of their topics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from spark_sink.debezium.envelope import VERSIONS
 from spark_sink.debezium.outbox import Outbox
 from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError
@@ -52,7 +51,6 @@ class MessageOptions:
         tombstones: tombstones.on.delete.
         transactions: provide.transaction.metadata: the order of events within their transaction,
             and messages for its BEGIN and END.
-        version: one of VERSIONS.
         delimiter: topic.delimiter.
         naming: topic.naming.strategy: Debezium's default, or DefaultUnicodeTopicNamingStrategy.
         transaction_topic: topic.transaction.
@@ -72,7 +70,6 @@ class MessageOptions:
     prefix: str = option("prefix", str, "")
     tombstones: bool = option("tombstones", parsers.boolean, True)
     transactions: bool = option("transactions", parsers.boolean, False)
-    version: str = option("version", parsers.one_of(*VERSIONS), "3.6")
     delimiter: str = option("delimiter", str, ".")
     naming: str = option("naming", parsers.one_of("default", "unicode"), "default")
     transaction_topic: str = option("transaction_topic", str, "transaction")
@@ -106,25 +103,16 @@ class MessageOptions:
                 raise OptionError(
                     "schemas is for JSON, schema_registry_url for Avro: leave one out"
                 )
-        if with_schemas and self.is_old:
+        if self.transform is not None and (with_schemas or self.transactions):
             raise OptionError(
-                f"schemas are those of version 3.6, not of {self.version}: leave one out"
-            )
-        if self.transform is not None and (with_schemas or self.transactions or self.is_old):
-            raise OptionError(
-                "unwrap and outbox make messages of version 3.6 without schemas and transactions: "
-                "leave out the options version, schemas, schema_registry_url and transactions"
+                "unwrap and outbox make messages without schemas and transactions: leave out the "
+                "options schemas, schema_registry_url and transactions"
             )
 
     @property
     def transform(self) -> Unwrap | Outbox | None:
         """One of Debezium's transforms of messages, None for none."""
         return self.unwrap or self.outbox
-
-    @property
-    def is_old(self) -> bool:
-        """Whether the version is 2.6."""
-        return self.version == "2.6"
 
     @property
     def topic_of_heartbeats(self) -> str:

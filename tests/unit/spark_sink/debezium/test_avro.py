@@ -135,9 +135,7 @@ def test_the_options_do_not_show_the_password():
     assert "secret" not in repr(MessageOptions("p", schema_registry_url="http://u:secret@r"))
 
 
-@pytest.mark.parametrize(
-    "other", [{"schemas": True}, {"version": "2.6"}, {"unwrap": Unwrap()}], ids=str
-)
+@pytest.mark.parametrize("other", [{"schemas": True}, {"unwrap": Unwrap()}], ids=str)
 def test_avro_excludes_what_has_no_schema_or_two(other):
     with pytest.raises(OptionError, match="leave"):
         MessageOptions("p", schema_registry_url="http://registry", **other)

@@ -80,14 +80,6 @@ def test_an_update_has_every_field_of_the_envelope():
     ]  # fmt: skip
 
 
-def test_version_2_6_has_the_cluster_time_and_other_exponents():
-    [(_, _, value)] = messages(event("insert", fullDocument={"_id": 1e20}), version="2.6")
-    source = value["source"]
-    assert (source["version"], value["after"]) == ("2.6.2.Final", '{"_id": 1.0E20}')
-    assert (source["ts_ms"], source["ts_us"]) == (1_700_000_000_000, 1_700_000_000_000_000)
-    assert source["wallTime"] == 1_700_000_000_005
-
-
 @pytest.mark.parametrize(
     ("identifier", "text"),
     [
@@ -231,7 +223,7 @@ def test_messages_in_the_streams_order_come_in_batches_of_a_bounded_size() -> No
     [
         ({"tombstone": False}, "unknown option 'tombstone' of to_debezium; did you mean 'tomb"),
         ({"transactions": "no"}, "'transactions' of to_debezium: must be true or false, not 'no'"),
-        ({"version": 1.0}, "'version' of to_debezium: must be 3.6 or 2.6, not '1.0'"),
+        ({"naming": 1.0}, "'naming' of to_debezium: must be default or unicode, not '1.0'"),
         ({"prefix": ""}, "prefix must not be empty"),
         ({"unwrap": {"flatten": True}}, "unknown option 'flatten' of unwrap"),
     ],
@@ -250,9 +242,8 @@ def test_messages_made_together_are_those_made_one_by_one(size: int) -> None:
     documents = [values.document(chance, values.identifier(chance, n), n) for n in range(9)]
     events = [_event(chance, chance.choice(documents)) for _ in range(size)]
     events.append(heartbeat(Timestamp(1, 7)))
-    for tombstones, version in ((True, "3.6"), (False, "2.6")):
-        options = MessageOptions("p", tombstones=tombstones, version=version)
-        maker = MessageMaker(options, lambda: NOW)
+    for tombstones in (True, False):
+        maker = MessageMaker(MessageOptions("p", tombstones=tombstones), lambda: NOW)
         expected = [
             (index, *place_and_fields)
             for index, event in enumerate(events)
