@@ -9,27 +9,10 @@
         .option("path", "events").option("checkpointLocation", "checkpoint").start()
     )
 
-Exactly once, end to end, results from three properties:
-
-1. The merged stream is a total order that can be re-read from any position
-   (docs/protocol.md#resume-tokens and docs/protocol.md#events). A micro-batch is the events between
-   two positions, so it always has the same content: after a crash, in another process, through
-   another router, merged or shard by shard. So `invalidate` is not a row (it ends a cursor, not the
-   query), and neither is the second report of one DDL event by another shard under the same token.
-   (There are two exceptions. The *looked-up* document of fullDocument=updateLookup is as new as the
-   read; use whenAvailable or required with post-images. A batch that is repeated at a start leaves
-   out what a waiting stop-snapshot stops.)
-2. Spark writes a batch's end to the checkpoint before it runs the batch, and repeats a batch that
-   has no commit entry. So nothing is lost, and only whole batches are repeated, under the same
-   batch id.
-3. The sink must be idempotent. Spark's file sinks (Parquet, …) are: they skip a batch id that is in
-   their log, and do not read files of an unfinished batch. In
-   `foreachBatch`, write idempotently: a MERGE or upsert by `token`, or a transaction that stores
-   the batch id beside the data.
-
-Without a start option a query begins "now": its first batch is empty and fixes the position.
-Without a checkpoint the query begins at its start option again. If the shards' oplogs no longer
-contain the checkpoint's position, the query fails, or reads a snapshot with
+Each event is in one micro-batch, and a batch that Spark repeats has the same content
+(docs/spark-rationale.md#exactly-once). The sink must be idempotent: Spark's file sinks are, and a
+`foreachBatch` is if it writes by `token`. Without a start option a query begins "now". If the
+shards' oplogs no longer contain the checkpoint's position, it fails, or reads a snapshot with
 `onHistoryLost=snapshot`; it never continues with a gap.
 
 Rows: spark_sink.rows.row_schema; options: spark_sink.options.stream_options.

@@ -146,7 +146,7 @@ class TaskReport:
 class TaskWriter:
     """Writes the rows of one task. Where the block of `with` fails, its files are removed.
 
-    What it has staged then is removed after the next batch.
+    What such a block has staged is removed after the next batch.
 
     Args:
         schema: of the source's rows.

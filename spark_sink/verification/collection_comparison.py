@@ -104,11 +104,6 @@ class Compared:
     first: tuple[dict[str, Any], ...] = ()
 
     @property
-    def begin(self) -> str:
-        """`through` as a text."""
-        return self.through.as_datetime().isoformat()
-
-    @property
     def ended(self) -> bool:
         """Whether everything was compared."""
         return self.plan is not None and self.plan.ended
@@ -184,9 +179,10 @@ class Comparison:
             return None
         if begun.ended or (begun.options, begun.table) != (self.selection, self._table.log.id):
             return None
+        time = begun.through.as_datetime().isoformat()
         say(
-            f"continues the comparison that has begun at {begun.begin}, of which {begun.rows:,} "
-            f"rows and keys are done: remove {name} to begin again"
+            f"continues the comparison that has begun at {time}, of which {begun.rows:,} rows and "
+            f"keys are done: remove {name} to begin again"
         )
         return begun
 

@@ -130,7 +130,7 @@ class Verifier:
             if later := compared.count - now:
                 say(f"repair: {now:,} differences now, {later:,} in the next rounds")
         self.findings.verified = {
-            "through": compared.begin,
+            "through": compared.through.as_datetime().isoformat(),
             "rows": compared.rows,
             "differences": compared.count,
             "first": [*compared.first[:_SHOWN]],

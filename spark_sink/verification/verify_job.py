@@ -224,9 +224,10 @@ class _Verification:
                 partial(column_differences, form, table_scan) for table_scan in log.scans(names)
             ]
             outcome.add(rows_of(self.spark, tasks, DIFFERENCES).drop("token"), self.shown)
+            begun = compared.through.as_datetime().isoformat()
             now = datetime.now(UTC).isoformat(timespec="seconds")
             outcome.compared.append(
-                f"the documents with the collections, from {compared.begin} to {now} "
+                f"the documents with the collections, from {begun} to {now} "
                 f"({compared.rows:,} rows and keys), and with their columns"
             )
             if names := unread_names(log.state().unread):
