@@ -182,10 +182,10 @@ class JobFolder:
         ]
         if old.cluster and new.cluster:
             fixed.append(("has documents of the cluster", {old.cluster}, {new.cluster}))
-        if last.number == 0 and last.committed is None:
-            # Spark repeats the first batch, from where the options now say.
+        is_first = last.number == 0 and last.committed is None
+        if is_first:  # Spark repeats the first batch, from where the options now say
             fixed.append(("begins with", _beginning(old), _beginning(new)))
-        if once:
+        if once or (is_first and not old.snapshot.policy.streams):
             fixed.append(("reads", set(old.namespaces), set(new.namespaces)))
         for name, before, now in fixed:
             if before != now:

@@ -58,7 +58,9 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
             f"the table at {folder.table(lacking[0])} lacks batches that the job has written to "
             f"it: {remedy}, or start a job in another folder"
         )
-    return last, not lacking_tables(by_table, last.number)
+    offsets = [batch.offset for batch in by_table.values() if batch.number == last.number]
+    is_one = all(offset == last.offset for offset in offsets)  # no seek was interrupted
+    return last, is_one and not lacking_tables(by_table, last.number)
 
 
 def lacking_tables(by_table: Mapping[str, Batch], done: int) -> list[str]:

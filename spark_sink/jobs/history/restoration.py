@@ -6,6 +6,7 @@ current table is made from the rows of bronze alone, so the oplogs need not cont
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -108,6 +109,9 @@ def rebuild_table(
     staged = run_tasks(spark, ChangeReport, tasks, "parts of bronze read")
     quarantine = DeltaLog(target.table(QUARANTINE))
     if quarantine.exists:  # it has the events that the lost table could not apply
+        own = quarantine.state().batch
+        if own.number == batch.number and own.offset != batch.offset:  # of a seek that was killed
+            quarantine.amend(replace(own, offset=batch.offset))
         quarantine.append([], arrow_schema(UNAPPLIED), batch)
     table.apply_staged(spark, Upsert(ChangeReport.total(staged), batch, quarantine, scope))
     return table

@@ -27,10 +27,12 @@ from spark_sink.jobs.history.newest_batch import newest_batch
 from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.history.restoration import rebuild_table, restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.snapshot.queue import SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.merge_task import UNAPPLIED
 from spark_sink.tables.table_state import Batch
 from tests.doubles.scripted_job import RECORD, SIX, Script, check_tables, documents_in, follow
 from tests.doubles.scripted_member import event_token
@@ -402,6 +404,22 @@ def test_a_seek_may_be_corrected_also_if_it_makes_its_batch_whole(tmp_path: Path
         assert (batch.number, is_whole) == (1, True)
         at = Offset.of(batch.offset)
         assert (at.position, at.sought) == tuple(AtTime(Timestamp(n, 1)) for n in (seconds, 300))
+
+
+def test_a_killed_seek_is_completed_also_if_current_was_made_again_since(tmp_path: Path) -> None:
+    out = str(tmp_path / "job")
+    folder = JobFolder(out)
+    follow(out, Path(folder.checkpoint.address), Script(5), batches=3)
+    batch = DeltaLog(folder.table("bronze")).batch()
+    gap = Offset(AtTime(Timestamp(500, 1)), events=0, sought=AtTime(Timestamp(300, 1)))
+    DeltaLog(folder.table("bronze")).amend(replace(batch, offset=gap.document))
+    DeltaLog(folder.table("quarantine")).append([], arrow_schema(UNAPPLIED), batch)
+    shutil.rmtree(folder.table("current"))
+    rebuild_table(None, folder)
+    newest = restore_checkpoint(folder)  # all tables have the batch, the notifications the old one
+    assert newest == (replace(batch, offset=gap.document), False)
+    replace_lost_batch(folder, ROUTER, newest, 0)
+    assert restore_checkpoint(folder)[1]
 
 
 def test_a_batch_that_is_committed_meanwhile_is_not_missed(

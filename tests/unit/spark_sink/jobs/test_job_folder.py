@@ -110,6 +110,9 @@ def test_in_the_first_batch_job_run_and_job_snapshot_continue_each_other(
         with pytest.raises(OptionError, match=refusal):
             folder.begin(record)
         return
+    if former == "initial_only":  # its rows of other collections would be read once more
+        with pytest.raises(OptionError, match=r"reads shop\.orders, not shop: start"):
+            folder.begin(replace(record, namespaces=("shop",)))
     folder.begin(record, once=mode == "initial_only")
     assert folder.record().options == {"snapshotMode": mode}
 
