@@ -124,9 +124,11 @@ class RemoteCursor:
     def failing_for(self) -> float | None:
         """Seconds since the first failure of the current outage; None if there is none.
 
-        A cursor that was opened again and stays paused has none, until a getMore fails.
+        A cursor that was opened again and stays paused has none, until a getMore fails. Nor has one
+        that has ended.
         """
-        return None if isinstance(self._state, Paused) else self.outages.lasted
+        over = isinstance(self._state, Paused | Closing | Ended)
+        return None if over else self.outages.lasted
 
     async def read(self) -> CursorBatch | None:
         """Return the next batch; None once the cursor is closed, or after an invalidated batch.
