@@ -305,13 +305,16 @@ class Login:
             raise CommandError(ErrorCode.AuthenticationFailed, "Authentication failed.")
         name = UserName(users[0]["user"], users[0]["db"])
         self._check_same(name)
-        self._user = await self._access.users.get(name)
+        self._user, self.by_certificate = await self._access.users.get(name), False
         self._log.record_success(name.user, name.database)
         self.close()
 
     def _check_same(self, name: UserName) -> None:
-        """Refuse a second login as another user; a connection has one user, as with mongos."""
-        user = self._user
+        """Refuse a second login as another user; a connection has one user, as with mongos.
+
+        A user that has been dropped is not logged in any more.
+        """
+        user = self.user
         if user is None or user.name == name:
             return
         raise CommandError(
