@@ -98,7 +98,7 @@ class SharingDemand:
 
         ``cost`` is the part's, the same for all of its readers.
         """
-        state = self._streams.setdefault(key, self._left.pop(key, None) or ShareableStream())
+        state = self._streams.setdefault(key, self._left.pop(key, ShareableStream()))
         state.cost += 0 if part in state.parts else cost
         state.parts[part] += 1
         if begins and len(state.parts) >= self.least:
