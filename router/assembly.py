@@ -14,7 +14,7 @@ import anyio
 import structlog
 from bson.objectid import ObjectId
 
-from router.access.login import AccessControl
+from router.access.control import AccessControl
 from router.admin.router_status import collect_own
 from router.admin.server import admin_port
 from router.allocator import keep_slack_small

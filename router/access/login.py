@@ -13,16 +13,10 @@ from typing import Any
 
 import structlog
 
-from router.access.signing import SignedTimes
-from router.access.users import Users
+from router.access.control import AccessControl
 from router.catalog.catalog_primary import CatalogPrimary
-from router.catalog.cluster import Cluster
-from router.limits.client_limits import ClientLimits
-from router.limits.fair_limit import FairLimit
 from router.privileges import User, UserName
 from router.request.field_checks import missing_field
-from router.tasks import OwnedTasks
-from router.tls.certificates import Certificates
 from router.upstream.server_link import ServerLink
 from shard_client import spans
 from shard_client.errors import CommandError, ErrorCode
@@ -124,7 +118,7 @@ class Login:
     """
 
     def __init__(
-        self, access: "AccessControl", peer: str, certificate: Certificate | None = None
+        self, access: AccessControl, peer: str, certificate: Certificate | None = None
     ) -> None:
         self._access = access
         self._certificate = certificate
@@ -305,13 +299,16 @@ class Login:
             raise CommandError(ErrorCode.AuthenticationFailed, "Authentication failed.")
         name = UserName(users[0]["user"], users[0]["db"])
         self._check_same(name)
-        self._user = await self._access.users.get(name)
+        self._user, self.by_certificate = await self._access.users.get(name), False
         self._log.record_success(name.user, name.database)
         self.close()
 
     def _check_same(self, name: UserName) -> None:
-        """Refuse a second login as another user; a connection has one user, as with mongos."""
-        user = self._user
+        """Refuse a second login as another user; a connection has one user, as with mongos.
+
+        A user that has been dropped is not logged in any more.
+        """
+        user = self.user
         if user is None or user.name == name:
             return
         raise CommandError(
@@ -322,30 +319,3 @@ class Login:
 
 
 _STEP_FIELDS = frozenset({"conversationId", "done", "payload", "ok"})
-
-
-class AccessControl:
-    """The users, signed times and logins of a router whose clients have to log in.
-
-    The ``cluster`` holds the users and the keys of cluster times. ``tasks`` keep both current; they
-    read the users again every ``refresh`` seconds. ``certificates`` are the router's own.
-    """
-
-    def __init__(
-        self,
-        tasks: OwnedTasks,
-        cluster: Cluster,
-        limits: ClientLimits,
-        certificates: Certificates | None,
-        *,
-        refresh: float,
-    ) -> None:
-        self.certificates = certificates
-        self.cluster = cluster
-        self.in_progress = FairLimit(limits.logins_in_progress)
-        self.failed_delay = limits.failed_login_delay
-        """Seconds before a refused login is answered."""
-        self.users = Users(cluster, refresh)
-        self.times = SignedTimes(cluster)
-        tasks.run(self.users.keep_fresh, name="users")
-        tasks.run(self.times.keep_reading, name="keys")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bson.timestamp import Timestamp
 
-from router.access.login import AccessControl
+from router.access.control import AccessControl
 from router.catalog.catalog_primary import CatalogPrimary
 from router.catalog.cluster import Cluster
 from router.catalog.server_checks import ServerChecks

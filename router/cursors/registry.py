@@ -141,8 +141,8 @@ class CursorRegistry:
     def checkout(self, cursor_id: int, owner: Owner) -> Iterator[MergedCursor]:
         """Check the cursor out for one getMore, until the end of the ``with`` block.
 
-        A cursor that has ended or failed, or whose getMore is interrupted, is removed afterwards.
-        An unexpected exception of the getMore may have lost events. Raises CommandError: 43
+        A cursor that has ended or failed, or whose getMore is interrupted or raises an unexpected
+        exception, which may have lost events, is removed afterwards. Raises CommandError: 43
         CursorNotFound, 143 CursorInUse, 13 Unauthorized if its user may no longer read the
         namespace, the error for a different session or user, or, labelled resumable, an unexpected
         exception.
@@ -188,7 +188,7 @@ class CursorRegistry:
         return len(self._cursors)
 
     def describe_streams(self) -> Iterator[dict[str, Any]]:
-        """Yield descriptions of the streams that are open at first, for monitoring."""
+        """Yield descriptions of the streams that are open when it begins, for monitoring."""
         readers: dict[RunningStream, list[int]] = {}
         for cursor_id, cursor in self._cursors.items():
             shared = cursor.running_stream

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import structlog
 
 from router.accepting_port import AcceptingPort
-from router.access.login import AccessControl, Login
+from router.access.control import AccessControl
+from router.access.login import Login
 from router.commands.serving_process import ServingProcess
 from router.cursors.cursor import Owner
 from router.feed.feed_connection import FeedConnection, check_rights, log_client_in

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -45,7 +45,19 @@ _PAUSE_IN_HOLDS: Final = 60
 """A stream that costs more than it saves is shared again after so many times ``hold``."""
 
 MOST_PAUSED: Final = 1000
-"""Maximum of paused streams that are remembered; those that were paused last are kept."""
+"""Maximum of paused streams that are remembered, and of shared ones that have lost their readers;
+the latest are kept."""
+
+
+_T = TypeVar("_T")
+
+
+def _remember(memory: dict[bytes, _T], key: bytes, value: _T, most: int) -> None:
+    """Set a stream's value; drop that which was set first if there are more than ``most``."""
+    memory.pop(key, None)
+    memory[key] = value
+    if len(memory) > most:
+        del memory[next(iter(memory))]
 
 
 class ShareableStream:
@@ -68,7 +80,8 @@ class SharingDemand:
     half as many for ``hold`` seconds, unless two or more together get half as many events as it
     has. It is paused when the shards send much more than the parts need, which costs more than the
     streams that it saves, and when the router has been behind for ``hold`` seconds with events that
-    few readers get, since the shards can leave these out. Streams are named by their keys
+    few readers get, since the shards can leave these out. This is remembered, too, if all readers
+    leave and come back, but keeps no stream open without them. Streams are named by their keys
     (``Source.key``); all times are on the loop's clock.
     """
 
@@ -76,6 +89,8 @@ class SharingDemand:
         self.least = least
         self._hold = hold
         self._streams: dict[bytes, ShareableStream] = {}
+        self._left: dict[bytes, ShareableStream] = {}
+        """The streams that were shared when their last reader left."""
         self._paused_until: dict[bytes, float] = {}
 
     def join(self, key: bytes, part: bytes, now: float, *, cost: int = 0, begins: bool) -> None:
@@ -83,7 +98,7 @@ class SharingDemand:
 
         ``cost`` is the part's, the same for all of its readers.
         """
-        state = self._streams.setdefault(key, ShareableStream())
+        state = self._streams.setdefault(key, self._left.pop(key, ShareableStream()))
         state.cost += 0 if part in state.parts else cost
         state.parts[part] += 1
         if begins and len(state.parts) >= self.least:
@@ -97,10 +112,11 @@ class SharingDemand:
         if not state.parts[part]:
             del state.parts[part]
             state.cost -= cost
-        if state.parts:
-            self._begin_or_end(state, now)
-        else:
+        self._begin_or_end(state, now)
+        if not state.parts:
             del self._streams[key]
+            if now < state.shared_until:
+                _remember(self._left, key, state, MOST_PAUSED)
 
     def record(self, key: bytes, traffic: Traffic, now: float) -> None:
         """Record the recent traffic of a stream that is read and shared."""
@@ -118,10 +134,7 @@ class SharingDemand:
 
     def pause(self, key: bytes, until: float) -> None:
         """Do not share the stream for a while."""
-        self._paused_until.pop(key, None)
-        self._paused_until[key] = until
-        if len(self._paused_until) > MOST_PAUSED:
-            del self._paused_until[next(iter(self._paused_until))]
+        _remember(self._paused_until, key, until, MOST_PAUSED)
 
     def _begin_or_end(self, state: ShareableStream, now: float) -> None:
         """Begin or end the time for which a stream with few parts is shared on."""
@@ -134,7 +147,7 @@ class SharingDemand:
 
     def of(self, key: bytes) -> ShareableStream:
         """Return what is counted of a stream, which may have no readers."""
-        return self._streams.get(key) or ShareableStream()
+        return self._streams.get(key) or self._left.get(key) or ShareableStream()
 
     def is_shared(self, key: bytes, now: float) -> bool:
         """Return whether the parts of a stream should share it."""
@@ -191,9 +204,7 @@ class FailedStreams:
             last = _Failure(error.code_name, now, now + min(pause, LONGEST_PAUSE))
         else:
             first = False
-        self._failures[key] = last
-        if len(self._failures) > MOST_FAILED:
-            del self._failures[next(iter(self._failures))]
+        _remember(self._failures, key, last, MOST_FAILED)
         return first
 
     def why_avoided(self, key: bytes, now: float) -> str:

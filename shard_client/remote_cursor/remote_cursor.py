@@ -124,9 +124,9 @@ class RemoteCursor:
     def failing_for(self) -> float | None:
         """Seconds since the first failure of the current outage; None if there is none.
 
-        A cursor that was opened again and stays paused has none, until a getMore fails.
+        One that has ended has none, nor one that was opened again and is paused.
         """
-        return None if isinstance(self._state, Paused) else self.outages.lasted
+        return None if isinstance(self._state, Paused | Closing | Ended) else self.outages.lasted
 
     async def read(self) -> CursorBatch | None:
         """Return the next batch; None once the cursor is closed, or after an invalidated batch.

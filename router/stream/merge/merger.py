@@ -161,14 +161,14 @@ class MergeInput:
             return False
         return self._can_be_mark or (self.has_replied and key > self.watermark)
 
-    def bound(self, count: int, bound: bytes) -> bytes:
-        """Return the smaller of ``bound`` and the sort key of the remote's ``count``-th event."""
+    def bound(self, count: int, most: bytes) -> bytes:
+        """Return the smaller of ``most`` and the sort key of the remote's ``count``-th event."""
         for run in self.runs:
             left = len(run.events) - run.start
             if count <= left:
-                return min(bound, run.events[run.start + count - 1][0])
+                return min(most, run.events[run.start + count - 1][0])
             count -= left
-        return bound
+        return most
 
     def cut(self, bound: bytes) -> tuple[list[Event], int]:
         """Remove the events up to and including ``bound``; return them, and their size in bytes."""

@@ -192,7 +192,7 @@ class FanOut:
             self.held_bytes += part.log.memory - before
 
     def fail(self, error: Exception) -> None:
-        """End all views, which may lack events by ``error``; the merged stream continues."""
+        """End all views, which may lack events due to ``error``; the merged stream continues."""
         for position in list(self._positions):
             self._fail(position, _unreadable(error))
 

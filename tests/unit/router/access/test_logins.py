@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import bson
 import pytest
@@ -25,6 +25,7 @@ from router.access.signing import SignedTimes, SigningKey
 from router.access.users import Users
 from router.catalog.catalog_primary import CatalogPrimary
 from router.limits.fair_limit import FairLimit
+from router.privileges import User, UserName
 from router.upstream.server_link import ServerLink
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
@@ -179,6 +180,21 @@ async def test_the_router_adds_the_same_steps(
     assert server.connections == 1
     assert delays == [DELAY]
     assert in_progress.held == 0
+
+
+async def test_another_user_may_log_in_once_the_user_has_been_dropped() -> None:
+    users = SimpleNamespace(get=AsyncMock(side_effect=User))
+    access: Any = SimpleNamespace(users=users, in_progress=FairLimit(1))
+    login = Login(access, "10.0.0.1:5")
+    login._user = first = User(UserName("first", "admin"))
+    login.by_certificate = True
+    others = {"authInfo": {"authenticatedUsers": [{"user": "other", "db": "admin"}]}}
+    link: Any = AsyncMock(pin=Mock(), command=AsyncMock(return_value={"done": True, **others}))
+    with pytest.raises(CommandError, match="only be authenticated once"):
+        await login.converse(link, "admin", {"saslStart": 1})
+    first.exists = False
+    await login.converse(link, "admin", {"saslStart": 1})
+    assert (str(login.user), login.by_certificate) == ("other@admin", False)
 
 
 @given(st.binary(max_size=2000) | st.text() | st.none() | st.integers())

@@ -205,6 +205,17 @@ def test_a_stream_with_half_as_many_parts_is_left_after_a_while() -> None:
     assert not demand.is_shared(STREAM, 100.0 + HOLD)
 
 
+@pytest.mark.parametrize(("away", "shares"), [(HOLD / 2, True), (HOLD, False)])
+def test_a_stream_is_shared_on_if_all_readers_come_back_soon(away: float, shares: bool) -> None:
+    demand = shared(4)
+    for part in range(4):
+        demand.leave(STREAM, b"%d" % part, 100.0)
+    demand.join(STREAM, b"0", 100.0 + away, begins=True)
+    assert demand.is_shared(STREAM, 100.0 + away) is shares
+    demand.join(STREAM, b"1", 100.0 + away, begins=True)
+    assert demand.is_shared(STREAM, 200.0) is shares
+
+
 def test_two_parts_that_get_most_events_continue_to_share_a_stream() -> None:
     demand = SharingDemand(5, HOLD)
     for part in range(5):

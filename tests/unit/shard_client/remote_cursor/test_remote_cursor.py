@@ -204,6 +204,18 @@ async def test_an_outage_and_its_end_are_logged_once(member: ScriptedMember):
     assert told == ["remote cursor failed", "remote cursor resumed"]
 
 
+@pytest.mark.parametrize("last", [189, ErrorCode.Unauthorized])
+async def test_an_outage_ends_with_its_cursor(member: ScriptedMember, last: int):
+    reader = Reader(member, replace(SETTINGS, failure_timeout=0.0 if last == 189 else PATIENCE))
+    reader.start()
+    await until(lambda: reader.batches)
+    member.fail("getMore", 189)
+    member.fail("aggregate", last)
+    await until(lambda: reader.failures)
+    assert (reader.cursor.status, reader.cursor.failing_for) == ("ended", None)
+    await reader.close()
+
+
 async def test_a_watermark_is_reported_while_a_getmore_waits(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, await_unknown=20.0))
     await reader.start_waiting()
