@@ -389,7 +389,6 @@ def rebuild(
     from spark_sink.jobs.report.progress import printed_progress
     from spark_sink.snapshot.unread import unread_names
     from spark_sink.spark_session import job_session
-    from spark_sink.tables.table_state import Batch
 
     given, folder = _spark_settings(conf), _job_in(out)
     if (to is None) != (into is None):
@@ -405,10 +404,11 @@ def rebuild(
             typer.echo(f"{table.address} has {table.log.count()} documents")
             if time is not None and (names := unread_names(table.state.unread_or_lost)):
                 typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
-        last, is_whole = (Batch(), True) if time is not None else restore_checkpoint(folder)
-        if last.query:
-            goes_on = "continues after" if is_whole else "repeats"
-            typer.echo(f"the checkpoint {goes_on} batch {last.number} of the tables")
+        if time is None:
+            last, is_whole = restore_checkpoint(folder)
+            if last.query:
+                goes_on = "continues after" if is_whole else "repeats"
+                typer.echo(f"the checkpoint {goes_on} batch {last.number} of the tables")
 
 
 @job.command(cls=JobCommand)

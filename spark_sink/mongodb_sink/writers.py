@@ -65,7 +65,7 @@ class DocumentWriter:
         self._is_checked = False
 
     def write(self, batch: Iterable[Change]) -> None:
-        """Write the changes. Raises StreamError, also for a server as `require_deployment`."""
+        """Write the changes. Raises StreamError, also as `require_deployment` does."""
         try:
             if not self._is_checked:
                 require_deployment(self._client)
@@ -111,7 +111,7 @@ class DocumentWriter:
     def _write_whole(
         self, collection: Collection[dict[str, Any]], changes: list[Change], *, last: bool
     ) -> list[Change]:
-        """Replace and delete documents; return the changes to retry, if it is not the `last`."""
+        """Replace and delete documents; return the changes to retry (the `last` try: none)."""
         requests = [self._request(change) for change in changes]
         try:
             collection.bulk_write(requests, ordered=False)

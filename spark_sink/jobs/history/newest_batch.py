@@ -22,7 +22,7 @@ from spark_sink.tables.table_state import Batch
 
 
 def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
-    """Return the newest batch of a job's tables, and whether all of them have it.
+    """Return the newest batch of a job's tables, and whether all of them have it, with one end.
 
     It is that of the first table which has it: there an interrupted seek has begun. Without a job
     it is `Batch()`. Raises OptionError if a table lacks an earlier batch, or one that Spark has
