@@ -32,7 +32,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.option_checks import warn_of_unmatched_names
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from tests.harness.clusters import TestCluster
+from tests.harness.clusters import TestCluster, real_servers_named
 from tests.harness.until import wait_for
 from tests.spark.conftest import Shop
 from tests.spark.jobs import NO_DIFFERENCE, differences, forget_last_commit, rows_of, run_job
@@ -268,9 +268,10 @@ def test_in_the_first_batch_job_run_and_job_snapshot_continue_each_other(
     shop.insert(5)
     run_job(spark, shop, tmp_path, options={"snapshotMode": continued})
     kinds = Counter(row["operationType"] for row in rows_of(tmp_path))
-    assert kinds == Counter(read=25, snapshotEnd=1, insert=5 * (continued == "initial"))
+    reads = 20 if real_servers_named() else 25  # the embedded cluster keeps no old versions
+    assert kinds == Counter(read=reads, snapshotEnd=1, insert=5 * (continued == "initial"))
     run_job(spark, shop, tmp_path, options={"snapshotMode": "initial"})
-    assert len(rows_of(tmp_path)) == 31
+    assert len(rows_of(tmp_path)) == reads + 6
     assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
 
 
