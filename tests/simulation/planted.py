@@ -34,6 +34,7 @@ _PATH = ("router.stream", "router.filters", "router.cursors.cursor")
 _OFF_THE_PATH = frozenset(
     {
         "flow_control", "match_compiler", "noop_writer", "read_scheduler", "remote_progress",
+        "rounds",
     }
 )  # fmt: skip
 """Modules of these packages that are not: they begin streams, or pace the reading of shards."""

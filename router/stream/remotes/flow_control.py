@@ -1,8 +1,8 @@
-"""Flow control: how far ahead a stream's remotes are read, and how long their getMores wait.
+"""Flow control: when a stream's remotes are read, how far ahead, and how long their getMores wait.
 
-It decides by what each remote has shown, and does no I/O. Times are in seconds
-on one monotonic clock; sizes are bytes of memory. The rules are in docs/design.md#a-remote-cursor
-(budgets) and docs/design.md#idle-shards (waits).
+It decides by what each remote has shown, and does no I/O. Times are in seconds on one monotonic
+clock; sizes are bytes of memory. The rules are in docs/design.md: #a-remote-cursor (budgets) and
+#idle-shards (waits).
 """
 
 from collections.abc import Callable, Iterable
@@ -12,39 +12,13 @@ from typing import Final, NamedTuple
 from bson.timestamp import Timestamp
 
 from router.limits.memory import Memory
-from router.limits.token_bucket import TokenBucket
 from router.stream.remotes.remote_progress import RemoteProgress
+from router.stream.remotes.rounds import Rounds
 from router.stream_settings import StreamSettings
 
 _MOST_CHARGE: Final = 2
 """Tokens that one batch takes at most. More would put streams of few, larger batches into rounds,
 which would then cost the members no less."""
-_DEBT: Final = 1.0
-"""Tokens that a stream may owe, so that a round without events does not end the rounds."""
-
-
-class Rounds(TokenBucket):
-    """Determines whether a stream is dense, and when its next round starts.
-
-    It is a bucket that holds ``round_burst`` tokens and gets one per round, its interval. A batch
-    that reaches the end of a member's oplog takes one for a single event, two for several, and none
-    if it is empty. Without a token the stream is dense: its members are read once a round, not once
-    for each event. Rounds start when tokens for no-op writes are added too. There is one each
-    ``round_interval``, or more if ``noops_per_second`` allows a no-op for each of them.
-    """
-
-    def __init__(self, settings: StreamSettings) -> None:
-        most = settings.noops_per_second if settings.writes_noops else 0.0
-        per_second = max(most, 1 / settings.round_interval)
-        self.length = 1 / per_second
-        """Seconds from the start of a round to that of the next one."""
-        super().__init__(per_second, settings.round_burst, debt=_DEBT)
-
-    def is_dense(self, now: float) -> bool:
-        """Return whether the members are to be read in rounds."""
-        return self.tokens(now) < 1.0
-
-
 _FAN_OUT_PART: Final = 4
 """Divisor of a stream's budgets while a fan-out takes its events itself, as fast as it can."""
 _LIVELY = 1.0
@@ -158,7 +132,7 @@ class FlowControl:
             return COLLECTING_TIME if collects else 0.0
         return self._settings.noop_delay
 
-    def plan_getmore(
+    def take_next_wait(
         self,
         remote: RemoteProgress,
         watermark: Timestamp,
@@ -168,14 +142,14 @@ class FlowControl:
         next_noop: float | None,
         alone: bool = False,
     ) -> Wait:
-        """Plan a remote's next getMore: return its wait, and record the pause or the round it uses.
+        """Return the wait of a remote's next getMore; the pause or round of that wait is used up.
 
         ``watermark`` is the remote's, and ``needed`` whether events need it to advance;
         ``next_noop`` is the time until the member's next no-op write, if the budgets allow no
         watermark before it. ``alone`` is whether the stream has no other remote.
         """
         if self._is_in_rounds(remote, watermark, now):
-            return self._plan_in_rounds(remote, watermark, now, alone=alone)
+            return self._take_wait_in_rounds(remote, watermark, now, alone=alone)
         # The first row that applies decides:
         #
         #   the watermark is needed, no no-ops are written  a growing pause: only time moves it
@@ -208,10 +182,10 @@ class FlowControl:
         dense = remote.idle and not remote.topology and self.rounds.is_dense(now)
         return dense and not remote.is_in_backlog(watermark)
 
-    def _plan_in_rounds(
+    def _take_wait_in_rounds(
         self, remote: RemoteProgress, watermark: Timestamp, now: float, *, alone: bool
     ) -> Wait:
-        """Plan the next getMore of a remote that is read in rounds."""
+        """Return the wait of a remote that is read in rounds, and record its next round."""
         rounds, quiet = self.rounds, self._settings.await_quiet
         if alone:
             pause = _SINGLE_REMOTE_PAUSE * self._memory.remotes

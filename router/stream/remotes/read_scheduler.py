@@ -116,7 +116,7 @@ class ReadScheduler:
             )
             remote.cursor.leave_member()
         next_noop, alone = self._next_noop(remote, now), len(self._remotes) == 1
-        wait = self._flow.plan_getmore(
+        wait = self._flow.take_next_wait(
             remote, watermark, now, needed=needed, next_noop=next_noop, alone=alone
         )
         if wait.delay:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from router.limits.memory import Memory
 from router.stream.remotes.flow_control import FlowControl, Wait
-from router.stream.remotes.remote_progress import NoOpRequests, RemoteProgress, WatermarkTimeout
+from router.stream.remotes.remote_progress import RemoteProgress
+from router.stream.remotes.rounds import Rounds
 from router.stream_settings import StreamSettings
 
 LIMITS = StreamSettings()
@@ -98,7 +99,7 @@ def remote_of(
 
 def wait_of(flow: FlowControl, remote: RemoteProgress, **state: Any) -> Wait:
     known: dict[str, Any] = {"needed": False, "next_noop": None}
-    return flow.plan_getmore(remote, WATERMARK, 1000.0, **known | state)
+    return flow.take_next_wait(remote, WATERMARK, 1000.0, **known | state)
 
 
 @pytest.mark.parametrize(
@@ -133,82 +134,22 @@ def test_without_noop_writes_the_waits_for_a_watermark_double_up_to_a_limit():
     assert wait_of(flow, remote, needed=True).await_for == GATE
 
 
-def dense(remote: RemoteProgress) -> FlowControl:
-    """Return the flow control of a stream that is read in rounds of 50 ms, at 1000.01 s."""
-    flow = flow_control(LIMITS, MIB)
-    for _ in range(30):
-        flow.record_events(remote, 1, 1000.01)
-    return flow
-
-
 @pytest.mark.parametrize(("streams", "pause"), [(1, 0.005), (4, 0.02), (50, 0.05)])
 def test_a_single_remote_is_read_with_pauses_that_grow_with_the_streams(streams: int, pause: float):
-    remote = remote_of()
-    flow = dense(remote)
-    flow._memory.add(remotes=streams)
+    remote, memory = remote_of(), Memory(MIB)
+    flow = FlowControl(LIMITS, memory, lambda: False)
+    for _ in range(30):
+        flow.record_events(remote, 1, 1000.01)
+    memory.add(remotes=streams)
     for watermark, expected in ((WATERMARK, Wait(QUIET, pause)), (Timestamp(90, 1), Wait(QUIET))):
-        found = flow.plan_getmore(
+        found = flow.take_next_wait(
             remote, watermark, 1000.01, needed=False, next_noop=None, alone=True
         )
         assert found == expected
 
 
-# What is known of a remote.
-
-
-def test_a_reply_is_recorded_with_its_events_and_never_behind_the_last_one():
-    remote = RemoteProgress(LIMITS)
-    remote.collecting = 7
-    remote.record_reply(3, Timestamp(10, 1), 100.0, complete=False)
-    remote.record_reply(0, Timestamp(9, 1), 101.0, complete=False)
-    assert remote.events == 3
-    assert (remote.is_busy(100.2), remote.is_busy(100.3)) == (True, False)
-    assert remote.collecting is None
-    assert remote.is_beyond(Timestamp(10, 0))
-    assert not remote.is_beyond(Timestamp(10, 1))
-    assert not remote.idle
-
-
-def gives_up(overdue: WatermarkTimeout, now: float) -> bool:
-    over = overdue.is_over(now)
-    if over:
-        overdue.record_leaving(now)
-    return over
-
-
-def test_the_timeout_doubles_and_resets():
-    overdue, past = WatermarkTimeout(5.0), Timestamp(10, 1)
-    overdue.expect_beyond(past, now=100.0)
-    overdue.expect_beyond(Timestamp(20, 1), now=104.0)
-    assert not gives_up(overdue, 105.0)
-    assert gives_up(overdue, 105.1)
-    assert not gives_up(overdue, 115.0)
-    assert gives_up(overdue, 115.2)
-    overdue.record_watermark(past)
-    assert gives_up(overdue, 136.0), "a watermark at the time does not suffice"
-    overdue.record_watermark(Timestamp(10, 2))
-    assert not gives_up(overdue, 190.0)
-    overdue.expect_beyond(past, now=200.0)
-    assert gives_up(overdue, 205.1)
-    now, pauses = 205.1, []
-    for _ in range(6):
-        begun = now
-        while not gives_up(overdue, now):
-            now += 0.5
-        pauses.append(now - begun)
-    assert max(pauses) < 61
-
-
-def test_pauses_between_ineffective_noops_grow():
-    noops, now, pauses = NoOpRequests(), 0.0, []
-    for _ in range(8):
-        assert noops.may_request(Timestamp(10, 1), now)
-        noops.request(Timestamp(10, 1))
-        noops.record_end(now)
-        pauses.append(noops.again - now)
-        now = noops.again
-    assert pauses == sorted(pauses)
-    assert (pauses[0], pauses[-1]) == (pytest.approx(0.1), pytest.approx(2.0))
-    noops.request(Timestamp(11, 1))
-    noops.record_end(now)
-    assert noops.again - now == pytest.approx(0.1), "a later event starts with the shortest pause"
+def test_two_rounds_without_events_end_the_rounds():
+    rounds, now = Rounds(LIMITS), 1000.01
+    rounds.spend(now, 1000)
+    dense = [rounds.is_dense(now + ended * rounds.length) for ended in range(4)]
+    assert dense == [True, True, False, False]
