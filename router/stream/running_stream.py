@@ -1,7 +1,6 @@
 """A running stream: one set of remotes that several clients read, from its opening to its end."""
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from functools import cached_property
@@ -16,6 +15,7 @@ from router.bson_text import render, shortened
 from router.limits.cursor_admission import Admitted
 from router.limits.memory import Holding
 from router.request.stream_request import StreamRequest
+from router.stream.draining_shards import watch_draining
 from router.stream.merge.merged_stream import MergedStream
 from router.stream.readers.fan_out import FanOut
 from router.stream.readers.log_reader import Batch, LogReader
@@ -358,27 +358,15 @@ class RunningStream:
         self._stop_if_broken()
 
     async def _watch_draining(self) -> None:
-        """Read the shard list while shards drain, to close the remotes of those that have left.
-
-        A change stream need not report a removal (docs/protocol.md#sharded-cluster). All streams of
-        the process read the list at the same moments, so that one read serves them all. No-ops are
-        written past the removals.
-        """
         interval = self._settings.removed_shards_interval
-        while self.merged.membership.draining and self.merged.error is None:
-            now = self._loop.time()
-            await asyncio.sleep(interval * math.floor(now / interval + 1) - now)
-            try:
-                listed = await self._cluster.shards()
-            except CommandError as error:
-                log.info("cannot tell whether a draining shard has left", error=str(error))
-                continue
-            if self.merged.error is None:
-                self.merged.membership.apply_list(listed.hosts.keys(), listed.draining, listed.by)
-                self._remotes.follow_merge()
-            self._read_scheduler.check_laggards(arriving=True)
-            self.waiting.batch_merged()
+        await watch_draining(self.merged, self._cluster, interval, self._list_applied)
         self._draining = None
+
+    def _list_applied(self) -> None:
+        """Close the remotes of shards that have left; no-ops are written past the removals."""
+        self._remotes.follow_merge()
+        self._read_scheduler.check_laggards(arriving=True)
+        self.waiting.batch_merged()
 
     def _stop_if_broken(self) -> None:
         """Stop reading after a failure of the stream itself; its readers get the error."""
