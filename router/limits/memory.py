@@ -1,10 +1,12 @@
-"""The memory that the events of all streams of a process take together, and each user's part."""
+"""The memory that the events of a process take: in all, each user's part, and each reply's."""
 
 from typing import Final
 from weakref import WeakValueDictionary
 
+from router.stream_settings import StreamSettings
+
 LEAST_BATCH: Final = 64 * 1024
-"""Smallest target size of a batch, in bytes."""
+"""Smallest target size of a shard's batch, and of a reply to a client, in bytes."""
 
 NEEDS: Final = 4
 """Number of batches for which a remote may need memory: one being merged and one in flight, doubled
@@ -18,6 +20,12 @@ EVENT_OVERHEAD: Final = 300
 def weight(events: int, size: int) -> int:
     """Return the bytes of memory that ``events`` events of ``size`` bytes in all take."""
     return size + EVENT_OVERHEAD * events
+
+
+def reply_share(settings: StreamSettings, clients: int) -> int:
+    """Return the bytes of events that one reply may have while ``clients`` read streams."""
+    share = settings.replies_bytes // max(1, clients)
+    return min(settings.reply_bytes, max(LEAST_BATCH, share))
 
 
 class Memory:

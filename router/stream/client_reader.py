@@ -11,6 +11,7 @@ from bson.timestamp import Timestamp
 
 from router.catalog.collection_kind import may_be_view
 from router.limits.cursor_admission import Quota
+from router.limits.memory import reply_share
 from router.request.stream_request import StreamRequest
 from router.stream.merge.shard_membership import ShardSpan
 from router.stream.open_streams import OpenStreams
@@ -138,7 +139,7 @@ class ClientReader:
     @property
     def reply_bytes(self) -> int:
         """Bytes of events that one reply may have now."""
-        return self._streams.reply_bytes
+        return reply_share(self._streams.resources.settings, self._streams.policy.clients)
 
     def prepare(self) -> bool:
         """Release events if necessary; return whether ``take`` has a result at once."""

@@ -32,8 +32,6 @@ from shard_client.replica_set.replica_set import ReadPreference
 
 log = structlog.get_logger()
 
-_LEAST_REPLY: Final = 64 * 1024
-
 _NUMBERS: Final = count(1)
 
 
@@ -244,12 +242,6 @@ class OpenStreams:
     def opening_time(self, request: StreamRequest) -> float:
         """Return the seconds within which a client's stream is to be opened."""
         return self._settings.opening_time(ReadPreference.of(request.read_preference))
-
-    @property
-    def reply_bytes(self) -> int:
-        """Bytes of events that one reply may have now."""
-        share = self._settings.replies_bytes // max(1, self.policy.clients)
-        return min(self._settings.reply_bytes, max(_LEAST_REPLY, share))
 
     async def close(self) -> None:
         """Close all remotes, within bounded time."""

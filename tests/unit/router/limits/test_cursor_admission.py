@@ -5,7 +5,7 @@ from bson import Timestamp
 
 from router.cursors.cursor import Owner
 from router.limits.cursor_admission import NOBODY, Admission, Admitted, Quota
-from router.limits.memory import LEAST_BATCH, Holding, Memory
+from router.limits.memory import LEAST_BATCH, Holding, Memory, reply_share
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import BIG, OWNER, ScriptedCluster, stream
@@ -193,3 +193,9 @@ def test_a_user_s_batches_shrink_with_its_remotes_and_with_all():
     assert (alice.batch_bytes, bob.batch_bytes) == (256 * 1024, 512 * 1024)
     bob.add(remotes=1, lookups=31)
     assert (alice.batch_bytes, bob.batch_bytes) == (256 * 1024, 256 * 1024)
+
+
+def test_clients_share_the_replies_evenly_within_bounds():
+    settings = StreamSettings(replies_bytes=32 * LEAST_BATCH, reply_bytes=8 * LEAST_BATCH)
+    shares = [reply_share(settings, clients) // LEAST_BATCH for clients in (0, 1, 4, 16, 32, 1000)]
+    assert shares == [8, 8, 8, 2, 1, 1]
