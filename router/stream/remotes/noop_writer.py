@@ -5,7 +5,6 @@ See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded
 """
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack
 from math import inf
 from typing import Any, Final, Protocol
@@ -81,10 +80,10 @@ class NoOpWriter:
         self._loads = loads
         self._targets: dict[str, NoOpTarget] = {}
 
-    def target(self, name: str, host: str) -> "NoOpTarget":
-        """Return the no-op writes of the replica set ``name``.
+    def target_at(self, name: str, host: str) -> "NoOpTarget":
+        """Return the no-op writes of the replica set ``name``, which are sent to it at ``host``.
 
-        ``host`` is its host string, for a shard that is not in the shard list (yet).
+        That is its host string, for a shard that is not in the shard list (yet).
         """
         target = self._targets.get(name)
         if target is None:
@@ -127,7 +126,7 @@ class NoOpTarget:
         """Return the time at which a write with the next token to come should be done."""
         return self.budget.next_start(now) + self._takes
 
-    def write(self, client: NoOpClient, number: int) -> None:
+    def request(self, client: NoOpClient, number: int) -> None:
         """Request a no-op write for the remote ``number`` of ``client``."""
         self._waiting.append((client, number))
         if self._task is None:
@@ -164,26 +163,31 @@ class NoOpTarget:
                 else:
                     waiting[client, number] = past
             if waiting:
-                moved = await self._write_for(waiting)
+                self.budget.spend(asyncio.get_running_loop().time())
+                for (client, number), past in waiting.items():
+                    client.noop_sent(number, past, self._takes)
+                moved = await self._attempt(max(waiting.values()))
         finally:
             with ExitStack() as results:  # one that raises keeps its own from no other client
                 for client, number in waiting:
                     results.callback(client.noop_done, number, moved=moved)
         await self._learn_oplog_size()
 
-    async def _write_for(self, waiting: Mapping[tuple[NoOpClient, int], Timestamp]) -> bool:
-        """Make a no-op write past the times of these requests; return ``moved``, their result."""
+    async def _attempt(self, past: Timestamp) -> bool:
+        """Move the member past a time; return whether it is known to be. Pause after a failure."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        self.budget.spend(begun)
-        for (client, number), past in waiting.items():
-            client.noop_sent(number, past, self._takes)
-        moved = await self._write(max(waiting.values()))
-        if self._failing:
+        try:
+            moved = await self._write_or_read(past)
+        except (CommandError, NetworkError, ProtocolError) as error:
+            report = log.debug if self._failing else log.info
+            report("no-op write failed", target=self._name, error=str(error))
+            self._failing = True
             self._not_before = loop.time() + self._backoff.next_pause()
-        else:
-            self._backoff.reset()
-            self._takes += (loop.time() - begun - self._takes) / _AVERAGED_WRITES
+            return False
+        self._failing = False
+        self._backoff.reset()
+        self._takes += (loop.time() - begun - self._takes) / _AVERAGED_WRITES
         return moved
 
     async def _wait_for_turn(self) -> None:
@@ -196,12 +200,12 @@ class NoOpTarget:
                 return
             await asyncio.sleep(turn - now)
 
-    async def _write(self, past: Timestamp) -> bool:
+    async def _write_or_read(self, past: Timestamp) -> bool:
         """Send one no-op write, or a read if the member refuses no-op writes.
 
         The command is repeated at once if the connection was cut unnoticed, or if the member is no
         longer the primary. Return whether the member's oplog is known to be past the time, which a
-        read does not show.
+        read does not show. Raises CommandError, NetworkError or ProtocolError.
         """
         now, refused_until = asyncio.get_running_loop().time(), self._refused_until
         by_noop, repeated = refused_until is None or now >= refused_until, False
@@ -211,7 +215,6 @@ class NoOpTarget:
             except (CommandError, NetworkError, ProtocolError) as error:
                 code = error.code if isinstance(error, CommandError) else None
                 if code == ErrorCode.StaleClusterTime:
-                    self._failing = False
                     return True  # it was there already
                 if code in _NOT_ALLOWED and by_noop:
                     report = log.info if refused_until is None else log.debug
@@ -222,14 +225,10 @@ class NoOpTarget:
                     )
                     self._refused_until, by_noop = now + PAUSE_AFTER_REFUSAL, False
                 elif repeated or not blames_member(error):
-                    report = log.debug if self._failing else log.info
-                    report("no-op write failed", target=self._name, error=str(error))
-                    self._failing = True
-                    return False
+                    raise
                 else:
                     repeated = True
             else:
-                self._failing = False
                 if by_noop:
                     self._refused_until = None
                 return by_noop

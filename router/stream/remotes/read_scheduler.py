@@ -145,7 +145,7 @@ class ReadScheduler:
         """Return the seconds to the member's next no-op if no budget allows a watermark before."""
         if not remote.idle or remote.topology or not self._flow.is_lively(now):
             return None
-        target = self._noop_writer.target(remote.target, remote.in_merge.host)
+        target = self._noop_writer.target_at(remote.target, remote.in_merge.host)
         waits = self._settings.writes_noops and target.budget.ready_at(now) > now
         if not waits and remote.charge_probes(now):
             return None
@@ -196,14 +196,15 @@ class ReadScheduler:
             if dense and remote.asked_in == number:
                 again = min(again, rounds.next_start(now) + COLLECTING_TIME)
                 continue
-            if remote.noops.state == "none":
-                self._move_past(remote, latest, now)
-            if remote.noops.state == "none":
+            if remote.noops.state == "none" and not self._move_past(remote, latest, now):
                 again = min(again, max(remote.noops.again, now + _LEAST_INTERVAL))
         self._set_check(again)
 
-    def _move_past(self, remote: Remote, latest: Timestamp, now: float) -> None:
-        """Write a no-op, or only ask for the watermark if the oplog is past the events already."""
+    def _move_past(self, remote: Remote, latest: Timestamp, now: float) -> bool:
+        """Write a no-op, or only ask for the watermark if the oplog is past the events already.
+
+        Return whether a no-op write is requested, the end of which is reported.
+        """
         if remote.is_beyond(latest):
             remote.overdue.expect_beyond(latest, now)
             if now >= remote.noops.again:
@@ -212,9 +213,11 @@ class ReadScheduler:
         elif not self._settings.writes_noops:
             self._ask(remote, latest)
         elif remote.noops.may_request(latest, now):
-            remote.noops.request(latest)
-            target = self._noop_writer.target(remote.target, remote.in_merge.host)
-            target.write(self, remote.number)
+            remote.noops.record_request(latest)
+            target = self._noop_writer.target_at(remote.target, remote.in_merge.host)
+            target.request(self, remote.number)
+            return True
+        return False
 
     def confirm_noop(self, number: int) -> Timestamp | None:
         """Return the time past which to move a remote's member, or None if no event needs it now.

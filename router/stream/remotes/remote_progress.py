@@ -45,7 +45,7 @@ class NoOpRequests:
         """Return whether a write that moves the member past this time may be requested now."""
         return past > self._past or now >= self.again
 
-    def request(self, past: Timestamp) -> None:
+    def record_request(self, past: Timestamp) -> None:
         """Record the request for a write past this time."""
         if past > self._past:
             self.pauses.reset()

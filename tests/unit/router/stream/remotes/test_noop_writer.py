@@ -38,7 +38,7 @@ class Requests:
 
     def ask(self, past: Timestamp | Exception | None) -> None:
         self.wanted.append(past)
-        self.noop_writer.target("s1", self.host).write(self, len(self.wanted) - 1)
+        self.noop_writer.target_at("s1", self.host).request(self, len(self.wanted) - 1)
 
     def confirm_noop(self, number: int) -> Timestamp | None:
         wanted = self.wanted[number]
@@ -131,7 +131,8 @@ async def test_the_size_of_the_oplog_is_asked_for_until_the_primary_answers(
 ):
     """Otherwise one error of the network would end the bound of the oplog for good."""
     requests = Requests(cluster)
-    member, budget = cluster.shards["s1"], requests.noop_writer.target("s1", requests.host).budget
+    member = cluster.shards["s1"]
+    budget = requests.noop_writer.target_at("s1", requests.host).budget
     member.oplog_size = round(LEAST_SECONDS * NOOP_BYTES)
     member.fail("collStats", ErrorCode.NotWritablePrimary)
     for second in range(200, 203):

@@ -85,10 +85,10 @@ class Scheduled:
         target = SimpleNamespace(
             budget=TokenBucket(20, 100),
             next_done=lambda now: now,
-            write=lambda _, number: self.written.append(number),
+            request=lambda _, number: self.written.append(number),
         )
         resources: Any = SimpleNamespace(
-            noop_writer=SimpleNamespace(target=lambda *_: target),
+            noop_writer=SimpleNamespace(target_at=lambda *_: target),
             settings=settings,
             memory=Memory(1 << 40),
         )

@@ -54,12 +54,12 @@ def test_pauses_between_ineffective_noops_grow():
     noops, now, pauses = NoOpRequests(), 0.0, []
     for _ in range(8):
         assert noops.may_request(Timestamp(10, 1), now)
-        noops.request(Timestamp(10, 1))
+        noops.record_request(Timestamp(10, 1))
         noops.record_end(now)
         pauses.append(noops.again - now)
         now = noops.again
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (pytest.approx(0.1), pytest.approx(2.0))
-    noops.request(Timestamp(11, 1))
+    noops.record_request(Timestamp(11, 1))
     noops.record_end(now)
     assert noops.again - now == pytest.approx(0.1), "a later event starts with the shortest pause"
