@@ -1,223 +1,49 @@
 """The choice of the stream that serves a client (docs/sharing.md).
 
 It depends on which streams can (``sources``), on how many different parts clients read of each
-(``SharingDemand``), and on which ones have failed (``FailedStreams``). A client whose next events
+(``sharing_demand``), and on which ones have failed (``failed_streams``). A client whose next events
 a shared stream has dropped is moved by ``client_reader`` to what ``choose_source`` returns for it:
 its own stream, if it is ``late``, until it has caught up.
 """
 
-from collections import Counter
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, inf
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import structlog
 
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
 from router.request.stream_request import StreamRequest
-from router.stream.readers.fan_out import Traffic
-from router.stream.sources import (
-    ALWAYS,
-    AUTO,
-    NEVER,
-    Source,
-    mode_of,
-    why_not_filters,
-    why_not_scopes,
-    wider_streams,
-)
+from router.stream.failed_streams import FailedStreams
+from router.stream.sharing_demand import SharingDemand
+from router.stream.sources import Source, wider_streams
 from router.stream_settings import StreamSettings
-from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
+from shard_client.errors import CommandError, ErrorCode
 
 log = structlog.get_logger()
 
-_PASSES_TO_STAY: Final = 0.5
-"""A stream is shared on by few readers if an event passes at least so many of their filters on
-average: streams of their own would send it so often."""
+_AUTO, _ALWAYS, _NEVER = "auto", "always", "never"
+_MODES: Final = (_AUTO, _ALWAYS, _NEVER)
 
-_BYTES_OF_A_SCAN: Final = 2000
-"""Bytes of an event that a shard sends for less than another scan of its oplog entry costs it
-(docs/performance.md#streams-of-many-collections)."""
+_IN_COMMENT: Final = re.compile(r"\b(shareFilters|shareScopes)=(auto|always|never)\b")
 
-_PAUSE_IN_HOLDS: Final = 60
-"""A stream that costs more than it saves is shared again after so many times ``hold``."""
+_SHAREABLE_OPTIONS: Final = {
+    "fullDocument": ("default", "whenAvailable", None),
+    "fullDocumentBeforeChange": ("off", "whenAvailable", None),
+    "showRawUpdateDescription": (True, False),
+    "showExpandedEvents": (False,),
+    "showSystemEvents": (False,),
+    "matchCollectionUUIDForUpdateLookup": (True, False),
+}
+"""The options and values with which a wider stream has exactly the narrower one's events.
 
-MOST_PAUSED: Final = 1000
-"""Maximum of paused streams that are remembered, and of shared ones that have lost their readers;
-the latest are kept."""
+A required image that is missing fails the wider stream, for another collection's event. Expanded
+events of a database include those of its views, which a stream of that name does not have.
+"""
 
-
-_T = TypeVar("_T")
-
-
-def _remember(memory: dict[bytes, _T], key: bytes, value: _T, most: int) -> None:
-    """Set a stream's value; drop that which was set first if there are more than ``most``."""
-    memory.pop(key, None)
-    memory[key] = value
-    if len(memory) > most:
-        del memory[next(iter(memory))]
-
-
-class ShareableStream:
-    """A stream that clients could share: the readers of each part, and the parts' costs.
-
-    It is shared before ``shared_until``: minus infinity for not at all, infinity for no known end.
-    """
-
-    def __init__(self) -> None:
-        self.parts: Counter[bytes] = Counter()
-        self.cost = 0
-        self.shared_until = -inf
-        self.let_through = 0.0
-
-
-class SharingDemand:
-    """The different parts that clients read of each stream that they could share; does no I/O.
-
-    A stream is shared from the ``least``-th part on, and no longer when there have been less than
-    half as many for ``hold`` seconds, unless two or more together get half as many events as it
-    has. It is paused when the shards send much more than the parts need, which costs more than the
-    streams that it saves, and when the router has been behind for ``hold`` seconds with events that
-    few readers get, since the shards can leave these out. This is remembered, too, if all readers
-    leave and come back, but keeps no stream open without them. Streams are named by their keys
-    (``Source.key``); all times are on the loop's clock.
-    """
-
-    def __init__(self, least: int, hold: float) -> None:
-        self.least = least
-        self._hold = hold
-        self._streams: dict[bytes, ShareableStream] = {}
-        self._left: dict[bytes, ShareableStream] = {}
-        """The streams that were shared when their last reader left."""
-        self._paused_until: dict[bytes, float] = {}
-
-    def join(self, key: bytes, part: bytes, now: float, *, cost: int = 0, begins: bool) -> None:
-        """Count a reader of ``part``; ``begins`` is whether the count may begin the sharing.
-
-        ``cost`` is the part's, the same for all of its readers.
-        """
-        state = self._streams.setdefault(key, self._left.pop(key, ShareableStream()))
-        state.cost += 0 if part in state.parts else cost
-        state.parts[part] += 1
-        if begins and len(state.parts) >= self.least:
-            state.shared_until = inf
-        self._begin_or_end(state, now)
-
-    def leave(self, key: bytes, part: bytes, now: float, *, cost: int = 0) -> None:
-        """Stop counting a reader."""
-        state = self._streams[key]
-        state.parts[part] -= 1
-        if not state.parts[part]:
-            del state.parts[part]
-            state.cost -= cost
-        self._begin_or_end(state, now)
-        if not state.parts:
-            del self._streams[key]
-            if now < state.shared_until:
-                _remember(self._left, key, state, MOST_PAUSED)
-
-    def record(self, key: bytes, traffic: Traffic, now: float) -> None:
-        """Record the recent traffic of a stream that is read and shared."""
-        state = self._streams.get(key)
-        if state is None:
-            return
-        state.let_through = traffic.let_through
-        costly = traffic.unwatched_bytes > len(state.parts) * _BYTES_OF_A_SCAN
-        behind = traffic.behind_since is not None and traffic.behind_since <= now - self._hold
-        late = behind and state.let_through < _PASSES_TO_STAY
-        if (costly or late) and self.is_shared(key, now):
-            self.pause(key, now + _PAUSE_IN_HOLDS * self._hold)
-            state.let_through = 0.0
-        self._begin_or_end(state, now)
-
-    def pause(self, key: bytes, until: float) -> None:
-        """Do not share the stream for a while."""
-        _remember(self._paused_until, key, until, MOST_PAUSED)
-
-    def _begin_or_end(self, state: ShareableStream, now: float) -> None:
-        """Begin or end the time for which a stream with few parts is shared on."""
-        count = len(state.parts)
-        few = count * 2 < self.least
-        if few and (count < 2 or state.let_through < _PASSES_TO_STAY):
-            state.shared_until = min(state.shared_until, now + self._hold)
-        elif now < state.shared_until:
-            state.shared_until = inf
-
-    def of(self, key: bytes) -> ShareableStream:
-        """Return what is counted of a stream, which may have no readers."""
-        return self._streams.get(key) or self._left.get(key) or ShareableStream()
-
-    def is_shared(self, key: bytes, now: float) -> bool:
-        """Return whether the parts of a stream should share it."""
-        return now < self.of(key).shared_until and not self.is_paused(key, now)
-
-    def is_paused(self, key: bytes, now: float) -> bool:
-        """Return whether the stream has cost more than it saved, and is not shared for a while."""
-        return now < self._paused_until.get(key, -inf)
-
-
-FIRST_PAUSE: Final = 10.0
-"""Seconds for which clients avoid a shared stream after its first failure."""
-
-LONGEST_PAUSE: Final = 3600.0
-"""Upper bound of the pause, which doubles with each failure, in seconds. If none follows for so
-long after the end of a pause, the next pause is the first again."""
-
-MOST_FAILED: Final = 1000
-"""Maximum of failed streams that are remembered; the latest to fail are kept."""
-
-
-@dataclass(slots=True)
-class _Failure:
-    code_name: str
-    at: float
-    until: float
-
-
-class FailedStreams:
-    """Remembers for a while which shared streams have failed; does no I/O.
-
-    An event that most of its clients would not receive may end a shared stream, and the next such
-    event would end it again. Clients read streams of their own meanwhile, and do not enter it for a
-    time that doubles with each failure, from ``FIRST_PAUSE`` to ``LONGEST_PAUSE``. A resumable
-    error, such as a shard's outage, does not double it: it says nothing about events. Streams are
-    named by their keys (``Source.key``); all times are on the loop's clock.
-    """
-
-    def __init__(self) -> None:
-        self._failures: dict[bytes, _Failure] = {}
-
-    def add(self, key: bytes, error: CommandError, entered: float, now: float) -> bool:
-        """Record that a stream has failed for a reader that entered it at the time ``entered``.
-
-        Readers that entered it before its last failure report that failure once more. Return
-        whether this one is the first to report it.
-        """
-        last = self._failures.pop(key, None)
-        first = True
-        if last is None or now - last.until > LONGEST_PAUSE:
-            last = _Failure(error.code_name, now, now + FIRST_PAUSE)
-        elif entered > last.at:
-            pause = (last.until - last.at) * (1 if RESUMABLE_LABEL in error.labels else 2)
-            last = _Failure(error.code_name, now, now + min(pause, LONGEST_PAUSE))
-        else:
-            first = False
-        _remember(self._failures, key, last, MOST_FAILED)
-        return first
-
-    def why_avoided(self, key: bytes, now: float) -> str:
-        """Return why no client enters the stream now, or an empty string.
-
-        It names the error alone: its message may quote an event of a collection that the client
-        may not read.
-        """
-        failure = self._failures.get(key)
-        if failure is None or now >= failure.until:
-            return ""
-        seconds = ceil(failure.until - now)
-        return f"the shared stream failed and is not read for {seconds} s: {failure.code_name}"
+_SHAREABLE_EXTRAS: Final = frozenset({"comment", "let", "allowDiskUse"})
 
 
 @dataclass(slots=True)
@@ -286,24 +112,24 @@ class SharingPolicy:
         settings = self._settings
         filters = self._way(request, "shareFilters", settings.share_filters, self._filters)
         scopes = self._way(request, "shareScopes", settings.share_scopes, self._scopes)
-        filters.reason = why_not_filters(request, filters.mode)
+        filters.reason = _why_not_filters(request, filters.mode)
         if not filters.reason:
             try:
                 filters.sources = (self._unfiltered(request),)
             except Declined as declined:
                 filters.reason = str(declined)
-        scopes.reason = why_not_scopes(request, scopes.mode)
+        scopes.reason = _why_not_scopes(request, scopes.mode)
         if request.stages and not filters.sources and not scopes.reason:
             scopes.reason = f"its filter is left to the shards: {filters.reason}"
         if not scopes.reason:
             wider = wider_streams(request, filters.sources[0].filter if request.stages else None)
-            scopes.sources = wider[-1:] if scopes.mode == ALWAYS else wider
+            scopes.sources = wider[-1:] if scopes.mode == _ALWAYS else wider
         return Candidates(Source(request), filters, scopes)
 
     def _way(
         self, request: StreamRequest, parameter: str, default: str, demand: SharingDemand
     ) -> WayOfSharing:
-        mode = mode_of(request, parameter, default) if self._settings.share else NEVER
+        mode = _mode_of(request, parameter, default) if self._settings.share else _NEVER
         return WayOfSharing(parameter, mode, demand)
 
     def _unfiltered(self, request: StreamRequest) -> Source:
@@ -324,7 +150,7 @@ class SharingPolicy:
         self.clients += 1
         for way in candidates.ways:
             for source in way.sources:
-                begins = way.mode == AUTO
+                begins = way.mode == _AUTO
                 way.demand.join(source.key, source.part, now, cost=source.cost, begins=begins)
 
     def leave(self, candidates: Candidates, now: float) -> None:
@@ -349,7 +175,7 @@ class SharingPolicy:
                 reads_it = current is not None and source.key == current.key
                 if not reads_it and self._failed.why_avoided(source.key, now):
                     continue
-                if way.mode == ALWAYS or (not late and way.demand.is_shared(source.key, now)):
+                if way.mode == _ALWAYS or (not late and way.demand.is_shared(source.key, now)):
                     return source
         return candidates.own
 
@@ -389,7 +215,7 @@ class SharingPolicy:
                 "shareFilters": candidates.filters.mode,
                 "reason": "a wider stream is read" if chosen.is_wider else reason,
             }
-        if (candidates.scopes.mode, self._settings.share_scopes) != (NEVER, NEVER):
+        if (candidates.scopes.mode, self._settings.share_scopes) != (_NEVER, _NEVER):
             wider = chosen if chosen.is_wider else candidates.own
             explained["scope"] = {
                 "readFrom": wider.request.namespace,
@@ -406,10 +232,64 @@ class SharingPolicy:
         failures = filter(None, (self._failed.why_avoided(key, now) for key in keys))
         if chosen not in way.sources and (failure := next(failures, "")):
             return failure
-        if way.mode == ALWAYS:
+        if way.mode == _ALWAYS:
             return f"{way.parameter} is always"
         if any(demand.is_paused(key, now) for key in keys):
             return "the shared stream read much more than its readers"
         what = way.parameter.removeprefix("share").lower()
         count = max(len(demand.of(key).parts) for key in keys)
         return f"{count} different {what} are read, {way.parameter}From is {demand.least}"
+
+
+def _mode_of(request: StreamRequest, name: str, default: str) -> str:
+    """Return the mode that the stream's comment names for the parameter ``name``, or the default.
+
+    A comment is a string like "reporting; shareFilters=never" or a document with such a field. No
+    comment overrides the default ``never``, which the operator has set.
+    """
+    if default == _NEVER:
+        return _NEVER
+    comment = request.extras.get("comment")
+    if isinstance(comment, str):
+        modes: dict[str, str] = dict(_IN_COMMENT.findall(comment))
+        return modes.get(name, default)
+    if isinstance(comment, Mapping):
+        named = comment.get(name)
+        return named if named in _MODES else default
+    return default
+
+
+def _why_not_filters(request: StreamRequest, mode: str) -> str:
+    """Return why the shards must evaluate the filter, without regard to its stages."""
+    if not request.stages:
+        return "it has no filter"
+    if mode == _NEVER:
+        return "shareFilters is never"
+    if request.extras.get("collation") is not None:
+        return "it has a collation"
+    # Whether a shard's invalidate is skipped depends on what its filter lets through.
+    return _why_alone(request)
+
+
+def _why_alone(request: StreamRequest) -> str:
+    """Return why a stream is read for its own clients only, or an empty string."""
+    if request.passthrough_to_shard is not None:
+        return "it reads one shard"
+    return "it starts after an invalidate" if request.starts_after_invalidate else ""
+
+
+def _why_not_scopes(request: StreamRequest, mode: str) -> str:
+    """Return why a stream has no wider one, without regard to its filter, or an empty string."""
+    if request.of_cluster:
+        return "it reads the whole cluster"
+    if mode == _NEVER:
+        return "shareScopes is never"
+    if alone := _why_alone(request):
+        return alone
+    for name, value in request.change_stream_options.items():
+        if value not in _SHAREABLE_OPTIONS.get(name, ()):
+            return f"it has the option {name}"
+    for name in request.extras:
+        if name not in _SHAREABLE_EXTRAS:
+            return f"it has {name}"
+    return ""

@@ -1,35 +1,11 @@
-"""The streams that can serve a request, and why others cannot (docs/sharing.md)."""
+"""The streams that can serve a request (docs/sharing.md)."""
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from router.filters.stream_filter import StreamFilter
 from router.request.stream_request import StreamRequest
 from router.stream.readers.fan_out import FanOut
 from router.stream.readers.views import Namespace, View
-
-AUTO, ALWAYS, NEVER = "auto", "always", "never"
-_MODES: Final = (AUTO, ALWAYS, NEVER)
-
-_IN_COMMENT: Final = re.compile(r"\b(shareFilters|shareScopes)=(auto|always|never)\b")
-
-_SHAREABLE_OPTIONS: Final = {
-    "fullDocument": ("default", "whenAvailable", None),
-    "fullDocumentBeforeChange": ("off", "whenAvailable", None),
-    "showRawUpdateDescription": (True, False),
-    "showExpandedEvents": (False,),
-    "showSystemEvents": (False,),
-    "matchCollectionUUIDForUpdateLookup": (True, False),
-}
-"""The options and values with which a wider stream has exactly the narrower one's events.
-
-A required image that is missing fails the wider stream, for another collection's event. Expanded
-events of a database include those of its views, which a stream of that name does not have.
-"""
-
-_SHAREABLE_EXTRAS: Final = frozenset({"comment", "let", "allowDiskUse"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,57 +65,3 @@ def wider_streams(request: StreamRequest, compiled: StreamFilter | None) -> tupl
     cluster = replace(whole, database="admin", change_stream_options=options)
     requests = (cluster,) if collection is None else (cluster, whole)
     return tuple(Source(wider, compiled, namespace) for wider in requests)
-
-
-def mode_of(request: StreamRequest, name: str, default: str) -> str:
-    """Return the mode that the stream's comment names for the parameter ``name``, or the default.
-
-    A comment is a string like "reporting; shareFilters=never" or a document with such a field. No
-    comment overrides the default ``never``, which the operator has set.
-    """
-    if default == NEVER:
-        return NEVER
-    comment = request.extras.get("comment")
-    if isinstance(comment, str):
-        modes: dict[str, str] = dict(_IN_COMMENT.findall(comment))
-        return modes.get(name, default)
-    if isinstance(comment, Mapping):
-        named = comment.get(name)
-        return named if named in _MODES else default
-    return default
-
-
-def why_not_filters(request: StreamRequest, mode: str) -> str:
-    """Return why the shards must evaluate the filter, without regard to its stages."""
-    if not request.stages:
-        return "it has no filter"
-    if mode == NEVER:
-        return "shareFilters is never"
-    if request.extras.get("collation") is not None:
-        return "it has a collation"
-    # Whether a shard's invalidate is skipped depends on what its filter lets through.
-    return _why_alone(request)
-
-
-def _why_alone(request: StreamRequest) -> str:
-    """Return why a stream is read for its own clients only, or an empty string."""
-    if request.passthrough_to_shard is not None:
-        return "it reads one shard"
-    return "it starts after an invalidate" if request.starts_after_invalidate else ""
-
-
-def why_not_scopes(request: StreamRequest, mode: str) -> str:
-    """Return why a stream has no wider one, without regard to its filter, or an empty string."""
-    if request.of_cluster:
-        return "it reads the whole cluster"
-    if mode == NEVER:
-        return "shareScopes is never"
-    if alone := _why_alone(request):
-        return alone
-    for name, value in request.change_stream_options.items():
-        if value not in _SHAREABLE_OPTIONS.get(name, ()):
-            return f"it has the option {name}"
-    for name in request.extras:
-        if name not in _SHAREABLE_EXTRAS:
-            return f"it has {name}"
-    return ""

@@ -10,7 +10,7 @@ from random import Random
 from unittest import mock
 
 from router import cli
-from router.stream import sharing_policy
+from router.stream import failed_streams
 from router.stream.client_reader import ClientReader
 from router.stream.readers.log_reader import Batch
 from router.stream.sources import Source, wider_streams
@@ -70,8 +70,8 @@ def _forget(reading: ClientReader) -> None:
 def main() -> None:
     """Run the router's command line."""
     with (
-        mock.patch.object(sharing_policy, "FIRST_PAUSE", 0.1),
-        mock.patch.object(sharing_policy, "LONGEST_PAUSE", 1.0),
+        mock.patch.object(failed_streams, "FIRST_PAUSE", 0.1),
+        mock.patch.object(failed_streams, "LONGEST_PAUSE", 1.0),
         mock.patch.object(ClientReader, "_preferred", _preferred),
         mock.patch.object(ClientReader, "close", _forget),
         mock.patch.object(ClientReader, "first_batch", _first_batch_and_move),

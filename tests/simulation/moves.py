@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from random import Random
 from unittest import mock
 
-from router.stream import sharing_policy
+from router.stream import sharing_demand
 from router.stream.client_reader import ClientReader
 from router.stream.readers import fan_out
-from router.stream.sharing_policy import SharingDemand
+from router.stream.sharing_demand import SharingDemand
 from router.stream.sources import Source
 
 _CONSTANTS = {
     "recent_events": (fan_out, "_RECENT_EVENTS"),
-    "bytes_of_a_scan": (sharing_policy, "_BYTES_OF_A_SCAN"),
-    "pause": (sharing_policy, "_PAUSE_IN_HOLDS"),
+    "bytes_of_a_scan": (sharing_demand, "_BYTES_OF_A_SCAN"),
+    "pause": (sharing_demand, "_PAUSE_IN_HOLDS"),
 }
 _LONGEST_PAUSE = 0.5
 """Seconds for which a stream is paused at a whim."""
