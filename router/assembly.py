@@ -14,14 +14,14 @@ import anyio
 import structlog
 from bson.objectid import ObjectId
 
-from router.access.control import AccessControl
+from router.access.login_resources import LoginResources
 from router.admin.router_status import collect_own
 from router.admin.server import admin_port
 from router.allocator import keep_slack_small
 from router.catalog.catalog_primary import CatalogPrimary
 from router.catalog.cluster import Cluster, ReplicaSetFactory
+from router.catalog.reported_version import ClusterVersion
 from router.catalog.server_checks import Check, ServerChecks
-from router.catalog.version import ClusterVersion
 from router.commands.serving_process import NOW, ServerDescription, ServingProcess
 from router.config.settings import Settings, settings_of_streams
 from router.config.tracing import SpanExport
@@ -233,16 +233,16 @@ async def _servers_of(
 
 def _access(
     tasks: OwnedTasks, settings: Settings, servers: _Servers, certificates: Certificates | None
-) -> AccessControl | None:
+) -> LoginResources | None:
     """Return the users and their rights; None if clients do not log in."""
     if not settings.security.authorization:
         return None
     limits, refresh = settings.client_limits, settings.process.refresh_users
-    return AccessControl(tasks, servers.cluster, limits, certificates, refresh=refresh)
+    return LoginResources(tasks, servers.cluster, limits, certificates, refresh=refresh)
 
 
 def _cursors(
-    of_streams: StreamSettings, peers: Peers | None, servers: _Servers, access: AccessControl | None
+    settings: StreamSettings, peers: Peers | None, servers: _Servers, access: LoginResources | None
 ) -> CursorRegistry:
     """Return the registry of cursors, which revokes those of users that lose their rights."""
     upstream = servers.upstream
@@ -250,7 +250,7 @@ def _cursors(
     if isinstance(upstream, UpstreamMongos) and access is not None and upstream.user is None:
         lend = None  # the mongos would refuse the router's lookups
     cursors = CursorRegistry(
-        OpenStreams(servers.cluster, of_streams),
+        OpenStreams(servers.cluster, settings),
         new_id=None if peers is None else peers.new_cursor_id,
         mongos=lend,
         sent_time=None if access is None else lambda: access.times.newest[0],

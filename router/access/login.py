@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from router.access.control import AccessControl
+from router.access.login_resources import LoginResources
 from router.catalog.catalog_primary import CatalogPrimary
 from router.privileges import User, UserName
 from router.request.field_checks import missing_field
@@ -118,7 +118,7 @@ class Login:
     """
 
     def __init__(
-        self, access: AccessControl, peer: str, certificate: Certificate | None = None
+        self, access: LoginResources, peer: str, certificate: Certificate | None = None
     ) -> None:
         self._access = access
         self._certificate = certificate

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bson.timestamp import Timestamp
 
-from router.access.control import AccessControl
+from router.access.login_resources import LoginResources
 from router.catalog.catalog_primary import CatalogPrimary
 from router.catalog.cluster import Cluster
+from router.catalog.reported_version import ServerIdentity
 from router.catalog.server_checks import ServerChecks
-from router.catalog.version import ServerIdentity
 from router.commands.job_reports import JobReports
 from router.commands.reply_bodies import without_state_change
 from router.commands.topology_version import TopologyVersion
@@ -80,7 +80,7 @@ class ServingProcess:
     cursors: CursorRegistry
     cluster: Cluster
     upstream: UpstreamMongos | CatalogPrimary | None = None
-    access: AccessControl | None = None
+    access: LoginResources | None = None
     certificates: Certificates | None = None
     peers: Peers | None = None
     settings: Settings = field(default_factory=Settings)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import structlog
 
 from router.accepting_port import AcceptingPort
-from router.access.control import AccessControl
 from router.access.login import Login
+from router.access.login_resources import LoginResources
 from router.commands.serving_process import ServingProcess
 from router.cursors.cursor import Owner
 from router.feed.feed_connection import FeedConnection, check_rights, log_client_in
@@ -105,7 +105,7 @@ class FeedPort(AcceptingPort):
             reason = str(error)
         raise CommandError(ErrorCode.FailedToParse, reason)
 
-    async def _log_in(self, access: AccessControl, lines: FeedConnection) -> User:
+    async def _log_in(self, access: LoginResources, lines: FeedConnection) -> User:
         """Let the client log in; raises ValueError, CommandError."""
         limits = self._limits
         login = Login(access, lines.peer, peer_certificate(lines.transport))

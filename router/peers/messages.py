@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from router.catalog.version import ServerIdentity
+from router.catalog.reported_version import ServerIdentity
 
 Port = Literal["driver", "feed"]
 """The port that has accepted a connection."""

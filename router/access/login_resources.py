@@ -9,7 +9,7 @@ from router.tasks import OwnedTasks
 from router.tls.certificates import Certificates
 
 
-class AccessControl:
+class LoginResources:
     """The users, signed times and logins of a router whose clients have to log in.
 
     The ``cluster`` holds the users and the keys of cluster times. ``tasks`` keep both current; they

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from router.catalog.version import ClusterVersion
+from router.catalog.reported_version import ClusterVersion
 from router.commands.serving_process import ServerDescription
 from router.upstream.upstream_mongos import UpstreamMongos
 from shard_client.errors import CommandError, NetworkError
