@@ -42,8 +42,6 @@ class ClientReader:
     log_reader: LogReader
 
     def __init__(self, streams: OpenStreams, candidates: Candidates, quota: Quota) -> None:
-        self.stream: RunningStream | None = None
-        """The stream that it reads; None during a move and after ``close``."""
         self.interrupted: CommandError | None = None
         """The error with which ``interrupt`` has ended it."""
         self._streams = streams
@@ -56,8 +54,9 @@ class ClientReader:
         self._beyond = b""
         """The sort key at which the last wider stream ended: before it no wider one is entered."""
         self._waiter: Waiter | None = None
-        self._moving: asyncio.Task[None] | None = None
-        """The last move. While it runs, or if it has failed, the client reads no stream."""
+        self._reads: RunningStream | asyncio.Task[None] | None = None
+        """The stream that it reads, or its move to another one, which runs or has failed; None
+        before it has entered the first one, and once it is closed."""
         self._joined = ExitStack()
         """Counts the client in the policy, until it is closed."""
 
@@ -95,7 +94,7 @@ class ClientReader:
         except BaseException:
             stream.leave()
             raise
-        self.stream = stream
+        self._reads = stream
         self._source, self._since = source, self._loop.time()
         return stream.readers
 
@@ -135,6 +134,11 @@ class ClientReader:
         return own, *await streams.find_or_open(own.request, *wanted)
 
     # Reading.
+
+    @property
+    def stream(self) -> RunningStream | None:
+        """The stream that it reads; None during a move and after ``close``."""
+        return self._reads if isinstance(self._reads, RunningStream) else None
 
     @property
     def reply_bytes(self) -> int:
@@ -221,20 +225,20 @@ class ClientReader:
 
     def close(self) -> None:
         """Stop reading; remotes without other readers are closed soon. Idempotent."""
-        if self._moving is not None:
-            self._moving.cancel()
         self._leave(self.log_reader.part)
         self._joined.close()
 
     def _leave(self, part: PartialView | None, into: RunningStream | None = None) -> None:
         """Leave the stream that it reads, and its ``part`` of it, for one that it has entered."""
-        stream, self.stream = self.stream, into
-        if stream is not None:
+        left, self._reads = self._reads, into
+        if isinstance(left, RunningStream):
             try:
                 if part is not None:
-                    stream.fan_out.close(part)
+                    left.fan_out.close(part)
             finally:
-                stream.leave()
+                left.leave()
+        elif left is not None:
+            left.cancel()
 
     # From one stream to another. It joins an open stream that has the next events, at once; or it
     # moves: it leaves its stream, and a task enters another one, which is opened if there is none.
@@ -364,8 +368,9 @@ class ClientReader:
         """
         if self.stream is not None:
             self._leave(self.log_reader.part)
-            self._moving = self._streams.moving.start(self._enter_next(), "move to another stream")
-            self._moving.add_done_callback(self._moved)
+            move = self._streams.moving.start(self._enter_next(), "move to another stream")
+            move.add_done_callback(self._moved)
+            self._reads = move
         elif (failure := self._failure_of_move) is not None:
             if not isinstance(failure, CommandError):
                 log.error("move to another stream failed", exc_info=failure)
@@ -379,8 +384,10 @@ class ClientReader:
     @property
     def _failure_of_move(self) -> BaseException | None:
         """The exception with which the last move has ended, so that no stream is read."""
-        move = self._moving
-        return None if move is None or not move.done() or move.cancelled() else move.exception()
+        move = self._reads
+        if not isinstance(move, asyncio.Task) or not move.done() or move.cancelled():
+            return None
+        return move.exception()
 
     def _moved(self, move: asyncio.Task[None]) -> None:
         """Wake the client, which gets the error of a move that has failed."""
@@ -407,4 +414,4 @@ class ClientReader:
         except BaseException:
             stream.leave()
             raise
-        self.stream = stream
+        self._reads = stream
