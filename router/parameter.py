@@ -83,8 +83,6 @@ def fields_set_by(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
     ``values`` has all parameters by name, each in its own unit.
     """
     return {
-        field: values[parameter.name]
-        if parameter.unit == 1
-        else values[parameter.name] * parameter.unit
-        for field, parameter in parameters_of(settings).items()
+        field: values[each.name] if each.unit == 1 else values[each.name] * each.unit
+        for field, each in parameters_of(settings).items()
     }

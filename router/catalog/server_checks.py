@@ -226,11 +226,8 @@ class ServerChecks:
                 known = await _find(connection, "admin", "system.version")
         except (CommandError, NetworkError):
             return problems  # it is not known
-        return (
-            _wrong(place, _SHARD)
-            if any(identity["_id"] == "shardIdentity" for identity in known)
-            else problems
-        )
+        is_shard = any(identity["_id"] == "shardIdentity" for identity in known)
+        return _wrong(place, _SHARD) if is_shard else problems
 
     async def _check(self, place: Check, needs: Sequence[Need]) -> Check:
         assert place.target is not None

@@ -218,16 +218,13 @@ class _Layout:
     def _build(self) -> None:
         self._segments = list(self._compile())
         first = self._segments[0]
-        self.has_one_value = (
-            len(self._segments) == 1
-            and not self._missing
-            and (first.kind, len(first.slots)) in ((0, 1), (STRING, 0))
-            and (first.kind == 0 or first.field is not None)
-        )
+        is_whole = len(self._segments) == 1 and not self._missing
+        has_one = (first.kind, len(first.slots)) in ((0, 1), (STRING, 0))
+        self.has_one_value = is_whole and has_one and (first.kind == 0 or first.field is not None)
         # Most layouts have one segment with one value for each slot: these are read faster.
         self._groups: list[tuple[int, int]] | None = None
-        if len(self._segments) == 1 and not (self._segments[0].kind or self._missing):
-            slots = enumerate(self._segments[0].slots, 1)
+        if is_whole and not first.kind:
+            slots = enumerate(first.slots, 1)
             by_slot = sorted((slot, kind, group) for group, (kind, slot) in slots)
             self._groups = [(kind, group) for _, kind, group in by_slot]
 

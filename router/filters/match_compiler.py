@@ -162,11 +162,8 @@ class MatchCompiler:
         parts: list[Condition] = []
         for condition in elements:
             if condition.name == b"$options":
-                if (
-                    b"$regex" not in names
-                    or condition.type != STRING
-                    or condition.end - condition.start != 5
-                ):
+                length = condition.end - condition.start
+                if b"$regex" not in names or (condition.type, length) != (STRING, 5):
                     raise Declined("a regular expression has options")
                 continue
             parts.append(self._operator(path, raw, condition, depth))

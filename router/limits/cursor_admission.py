@@ -159,12 +159,8 @@ class Admission:
             most = settings.max_streams_per_user
             yield open_[Quota(user=user)], most, "maxStreamsPerUser", by
         what = f"{different} are open, each with a connection to every shard"
-        yield (
-            open_[NOBODY],
-            settings.streams_by_connections,
-            "ShardingTaskExecutorPoolMaxSize",
-            what,
-        )
+        most = settings.streams_by_connections
+        yield open_[NOBODY], most, "ShardingTaskExecutorPoolMaxSize", what
 
     def _budgets(self, quota: Quota) -> Iterator[tuple[Limiting, str | None, Memory]]:
         """Yield the budgets of memory that apply to ``quota``, each with its parameter and user."""

@@ -307,8 +307,6 @@ def _is_of_element(condition: Any) -> bool:
 
 
 def _are_documents(value: Any) -> bool:
-    return (
-        isinstance(value, (list, tuple))
-        and bool(value)
-        and all(isinstance(item, Mapping) for item in value)
-    )
+    if not isinstance(value, (list, tuple)):
+        return False
+    return bool(value) and all(isinstance(item, Mapping) for item in value)

@@ -116,12 +116,9 @@ async def _decode_pipeline(
 def _is_opaque(buffer: bytes, stage: Element) -> bool:
     """Return whether a stage has one field only, a document that shards check."""
     field = next(iter_elements(buffer, stage.start, stage.end), None)
-    return (
-        field is not None
-        and field.type == DOCUMENT
-        and field.name in _OPAQUE_NAMES
-        and field.end == stage.end - 1
-    )
+    if field is None or field.type != DOCUMENT or field.end != stage.end - 1:
+        return False
+    return field.name in _OPAQUE_NAMES
 
 
 def pieces(buffer: bytes, start: int, limit: int) -> Iterator[tuple[int, int, int]]:

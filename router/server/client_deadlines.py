@@ -49,10 +49,8 @@ class ClientDeadlines:
         idle_for = now - self._idle_since
         if not messages and not unfinished and idle_for > limits.login_time:
             return "no message has arrived"
-        if (
-            login_since is not None
-            and now - login_since > limits.login_time + limits.failed_login_delay
-        ):
+        longest = limits.login_time + limits.failed_login_delay
+        if login_since is not None and now - login_since > longest:
             return "a login has begun and does not end"
         if not incoming.may_idle and idle_for > limits.idle_before_login:
             return "the client does not log in"

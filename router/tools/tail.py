@@ -32,6 +32,7 @@ _COLOURS = {
     "delete": "red",
     "invalidate": "magenta",
 }
+_SHOWN = ("documentKey", "updateDescription", "fullDocument", "to", "operationDescription")
 _OPTIONS = json_util.RELAXED_JSON_OPTIONS
 _SCHEMES = ("mongodb://", "mongodb+srv://")
 _AWAIT_MS = 1000
@@ -242,17 +243,7 @@ def as_text(event: Mapping[str, Any]) -> str:
     time = "" if at is None else at.as_datetime().isoformat(timespec="seconds")
     kind = str(event.get("operationType", ""))
     namespace = ".".join(str(part) for part in event.get("ns", {}).values())
-    shown = {
-        name: event[name]
-        for name in (
-            "documentKey",
-            "updateDescription",
-            "fullDocument",
-            "to",
-            "operationDescription",
-        )
-        if event.get(name) is not None
-    }
+    shown = {name: event[name] for name in _SHOWN if event.get(name) is not None}
     key = shown.pop("documentKey", None)
     parts = [
         typer.style(time, dim=True),

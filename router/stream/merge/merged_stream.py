@@ -214,15 +214,10 @@ class MergedStream:
     @property
     def ended(self) -> bool:
         """Whether everything up to an invalidate is released: no events follow."""
-        low_watermark = self.merger.low_watermark
-        return (
-            bool(low_watermark)
-            and not self.merger.ready
-            and any(
-                self.merger.remotes[number].invalidated
-                for number in self.merger.remotes_at(low_watermark)
-            )
-        )
+        merger, low_watermark = self.merger, self.merger.low_watermark
+        if not low_watermark or merger.ready:
+            return False
+        return any(merger.remotes[each].invalidated for each in merger.remotes_at(low_watermark))
 
     # Which remotes the stream waits for.
 

@@ -134,9 +134,7 @@ class FanOut:
         return {
             "readers": self.readers,
             "filters": sum(len(position.whole.index) for position in positions if position.whole),
-            "namespaces": len(
-                [name for position in positions for name in position.incarnations if name]
-            ),
+            "namespaces": sum(bool(name) for each in positions for name in each.incarnations),
             "examined": Int64(self.examined),
             "matches": Int64(self.matches),
         }
