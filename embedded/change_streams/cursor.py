@@ -62,13 +62,12 @@ class ChangeStreamCursor:
         events: list[RawBSONDocument] = []
         stream = self._stream
         size = 0
-        pbrt = stream.resume_token
         if limit == 0 and not stream.invalidated:
-            return _batch([], pbrt if self._held_back is None else self._promise)
+            return _batch([], self._pbrt)
         deadline = asyncio.get_running_loop().time() + max_time
         while limit is None or len(events) < limit:
             before = stream.resume_token
-            event = await self._next_event(0.0 if events else deadline)
+            event = await self._next_event(deadline, wait=not events)
             if event is None:
                 if stream.invalidated:
                     return _batch(events, stream.end_token, invalidated=True)
@@ -80,29 +79,28 @@ class ChangeStreamCursor:
             events.append(event)
             if len(events) % _ENTRIES_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-        return _batch(events, self._promise)
+        return _batch(events, self._pbrt)
 
     @property
-    def _promise(self) -> dict[str, Any]:
+    def _pbrt(self) -> dict[str, Any]:
         """The batch's postBatchResumeToken: its last event's token if another is held back."""
         return self._stream.resume_token if self._held_back is None else self._held_back[1]
 
-    async def _next_event(self, deadline: float) -> RawBSONDocument | None:
-        """Return the next event; wait for one until ``deadline`` on the loop's clock."""
+    async def _next_event(self, deadline: float, *, wait: bool) -> RawBSONDocument | None:
+        """Return the next event; ``wait`` for one until ``deadline`` on the loop's clock."""
         if self._held_back is not None:
             event, _ = self._held_back
             self._held_back = None
             return event
         stream = self._stream
-        while not stream.invalidated:
-            following = stream.next_event(_ENTRIES_AT_A_TIME)
-            if following is not None:
-                return following
+        while (following := stream.next_event(_ENTRIES_AT_A_TIME)) is None:
+            if stream.invalidated:
+                return None
             if not stream.at_end:
                 await asyncio.sleep(0)
-            elif not stream.invalidated and not await self._wait(deadline):
+            elif not (wait and await self._wait(deadline)):
                 return None
-        return None
+        return following
 
     async def _wait(self, deadline: float) -> bool:
         """Wait for the oplog to grow; return whether it grew before ``deadline``."""
