@@ -15,7 +15,7 @@ from embedded.member import Role
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog
 from embedded.mongos.cluster_transactions import TransactionTable
-from embedded.mongos.endpoint import Mongos
+from embedded.mongos.commands import Mongos
 from embedded.mongos.namespace_locks import NamespaceLocks
 from embedded.mongos.request import ClusterState
 from embedded.mongos.shards import Servers, Shard

@@ -10,7 +10,7 @@ from bson.timestamp import Timestamp
 
 from embedded.client import Client
 from embedded.commands import (  # noqa: F401 (imported to be registered)
-    definitions,
+    ddl,
     diagnostics,
     handshake,
     indexes,
