@@ -368,9 +368,9 @@ class ClientReader:
         """
         if self.stream is not None:
             self._leave(self.log_reader.part)
-            move = self._streams.moving.start(self._enter_next(), "move to another stream")
+            moving = self._streams.moving
+            self._reads = move = moving.start(self._enter_next(), "move to another stream")
             move.add_done_callback(self._moved)
-            self._reads = move
         elif (failure := self._failure_of_move) is not None:
             if not isinstance(failure, CommandError):
                 log.error("move to another stream failed", exc_info=failure)

@@ -142,7 +142,7 @@ class FlowControl:
         next_noop: float | None,
         alone: bool = False,
     ) -> Wait:
-        """Return the wait of a remote's next getMore; the pause or round of that wait is used up.
+        """Return the wait of a remote's next getMore, and use up its pause or its round.
 
         ``watermark`` is the remote's, and ``needed`` whether events need it to advance;
         ``next_noop`` is the time until the member's next no-op write, if the budgets allow no
