@@ -65,17 +65,28 @@ class Checkpoint:
             return offset
 
     def last_planned(self) -> LoggedBatch | None:
-        """Return the newest batch, which may be in progress. Raises StreamError as `offset`."""
-        return self._newest(self._numbered("offsets"))
+        """Return the newest batch, which may be in progress.
+
+        Raises StreamError as `offset`, also for the file of its commit.
+        """
+        return self._newest(self._numbered("offsets"), self._numbered("commits"))
 
     def last_committed(self) -> LoggedBatch | None:
-        """Return the newest batch with a commit entry. Raises StreamError as `offset`."""
-        return self._newest(self._numbered("offsets").keys() & self._numbered("commits"))
+        """Return the newest batch with a commit entry. Raises StreamError as `last_planned`."""
+        commits = self._numbered("commits")
+        return self._newest(self._numbered("offsets").keys() & commits, commits)
 
-    def _newest(self, numbers: Collection[int]) -> LoggedBatch | None:
+    def _newest(
+        self, numbers: Collection[int], commits: Mapping[int, datetime]
+    ) -> LoggedBatch | None:
         if not numbers:
             return None
-        number, commits = max(numbers), self._numbered("commits")
+        number = max(numbers)
+        if number in commits:
+            path = f"commits/{number}"
+            with self._damage(path):
+                version, *rest = (self._folder.text(path) or "").splitlines()
+                int(version.removeprefix("v")), [*map(json.loads, rest)]
         return LoggedBatch(number, self.offset(number), commits.get(number))
 
     def query(self) -> str | None:

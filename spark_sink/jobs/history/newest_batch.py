@@ -31,15 +31,14 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
     """
     if not folder.exists:
         return Batch(), True
-    by_table: dict[str, Batch] = {}
     names, query, committed = {*folder.record().tables, QUARANTINE, NOTIFICATIONS}, None, None
     with suppress(StreamError):  # a damaged checkpoint shows nothing
         # What it shows before the tables are read they have, also while the job runs.
         query, committed = folder.checkpoint.query(), folder.checkpoint.last_committed()
-    for name in filter(names.__contains__, (*APPENDED, CURRENT)):
-        log = DeltaLog(folder.table(name))
+    logs = {name: DeltaLog(folder.table(name)) for name in (*APPENDED, CURRENT) if name in names}
+    for name, log in logs.items():
         log.require_not_restored(name if name in (BRONZE, MESSAGES) else "")
-        by_table[name] = log.state().batch
+    by_table = {name: log.state().batch for name, log in logs.items()}
     last = max(by_table.values(), key=attrgetter("number"))
     if {batch.query for batch in by_table.values()} - {"", last.query}:
         raise OptionError(
@@ -51,6 +50,8 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
         is_of_other_start = committed.number == last.number and committed.offset != last.offset
         done = done if is_of_other_start else max(done, committed.number)
     if lacking := lacking_tables(by_table, done):
+        if any(log.reload() for log in logs.values()):
+            return newest_batch(folder)  # the job has written a batch meanwhile
         remedy = "restore it from a backup"
         if lacking[0] == CURRENT and BRONZE in names:
             remedy = "remove what is left of it and let job rebuild make it again"

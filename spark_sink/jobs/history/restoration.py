@@ -6,6 +6,7 @@ current table is made from the rows of bronze alone, so the oplogs need not cont
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -37,7 +38,7 @@ def restore_checkpoint(folder: JobFolder) -> tuple[Batch, bool]:
     StreamError as `restored_batch`.
     """
     newest = last, is_whole = newest_batch(folder)
-    if restored_batch(folder, newest)[1]:
+    if _restored(folder, newest)[1]:
         folder.checkpoint.remove_checksums()
         return newest
     offsets = {last.number - 1: last.begin} if last.number else {}
@@ -46,36 +47,40 @@ def restore_checkpoint(folder: JobFolder) -> tuple[Batch, bool]:
     return newest
 
 
-def restored_batch(
-    folder: JobFolder, newest: tuple[Batch, bool]
-) -> tuple[LoggedBatch | None, bool]:
-    """Return the newest batch of a restored checkpoint, and whether the checkpoint has it now.
+def restored_batch(folder: JobFolder) -> LoggedBatch | None:
+    """Return the newest batch of the checkpoint as the next start restores it; None before any.
 
-    The tables alone, whose `newest_batch` is given, know where the job is: a checkpoint may be
-    lost, truncated, or an older copy. A batch that only some of them have is repeated, and one that
-    none of them has is planned again. Raises OptionError if the checkpoint is another job's, or is
-    damaged without a batch in the tables.
+    The tables alone know where the job is: a checkpoint may be lost, truncated, or an older copy. A
+    batch that only some of them have is repeated, and one that none of them has is planned again.
+    Raises OptionError as `newest_batch`, and if the checkpoint is another job's, or is damaged
+    without a batch in the tables; and StreamError.
     """
+    return _restored(folder, newest_batch(folder))[0]
+
+
+def _restored(folder: JobFolder, newest: tuple[Batch, bool]) -> tuple[LoggedBatch | None, bool]:
+    """Return `restored_batch`, by the `newest_batch`, and whether the checkpoint is that now."""
     checkpoint, (last, is_whole) = folder.checkpoint, newest
-    query, planned = None, None
-    try:
-        query, planned = checkpoint.query(), [None, *checkpoint.batches()][-1]
-    except StreamError as error:
-        if not last.query and folder.exists:
+    if not last.query:
+        try:
+            checkpoint.query()
+            return checkpoint.last_planned(), True
+        except StreamError as error:
             raise OptionError(
                 f"{error}. But these contain no batch yet to continue from: remove the "
                 f"folder {checkpoint.address}, and start the job again"
             ) from None
-        if not last.query:
-            raise
-    if not last.query:
-        return planned, True
+    query, planned, begin = None, None, None
+    with suppress(StreamError):  # a damaged checkpoint is made again
+        query, planned = checkpoint.query(), checkpoint.last_planned()
+        begin = checkpoint.offset(last.number - 1)  # which Spark reads, too
     if query not in (None, last.query):
         raise OptionError(
             f"the checkpoint {checkpoint.address} is not that of the tables in "
             f"{folder.address}: remove it, and the next start makes it again from the tables"
         )
-    if planned and planned.committed and query and is_whole and planned.offset == last.offset:
+    is_same = planned and planned.committed and (begin, planned.offset) == (last.begin, last.offset)
+    if query and is_whole and is_same:
         return planned, True
     committed = datetime.now(UTC) if is_whole else None
     return LoggedBatch(last.number, {**last.offset}, committed), False

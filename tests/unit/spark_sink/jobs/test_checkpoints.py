@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -184,8 +185,9 @@ def test_a_checkpoint_in_the_folder_moves_with_it(tmp_path: Path) -> None:
 QUERY = "bf5a9a40-b5b2-421d-bc56-f88242bf23cc"
 FILES = {
     "metadata": f'{{"id":"{QUERY}"}}',
-    "offsets/2": 'v1\n{"batchWatermarkMs":0,"conf":{"a":"b"}}\n{"_data": "822", "scope": {}}',
-    "offsets/1": 'v1\n{"batchWatermarkMs":0,"conf":{}}\n-',
+    "offsets/2": 'v1\n{"batchWatermarkMs":0,"conf":{"a":"b"}}\n{offset}',
+    "offsets/1": 'v1\n{"batchWatermarkMs":0,"conf":{}}\n{offset}',
+    "commits/2": 'v1\n{"nextBatchWatermarkMs":0}',
     "commits/1": 'v1\n{"nextBatchWatermarkMs":0}',
     "commits/0": 'v1\n{"nextBatchWatermarkMs":0}',
 }
@@ -193,30 +195,30 @@ FILES = {
 
 
 @pytest.mark.parametrize("path", FILES)
-@pytest.mark.parametrize("part", [0.0, 0.99])
+@pytest.mark.parametrize("part", [0.0, 0.99, None])
 def test_a_damaged_checkpoint_is_made_again_from_the_tables(
-    tmp_path: Path, path: str, part: float
+    tmp_path: Path, path: str, part: float | None
 ) -> None:
     folder = job_with_batches(tmp_path / "job")
     for each, whole in FILES.items():
-        (Path(folder.checkpoint.address) / each).write_text(whole.replace(QUERY, "q"))
+        offset = json.dumps(end_at(int(each[-1]))) if "/" in each else ""
+        text = whole.replace(QUERY, "q").replace("{offset}", offset)
+        (Path(folder.checkpoint.address) / each).write_text(text)
     damaged = Path(folder.checkpoint.address) / path
     text = damaged.read_text()
-    damaged.write_text(text[: int(len(text) * part)])
+    damaged.unlink() if part is None else damaged.write_text(text[: int(len(text) * part)])
     (damaged.parent / f".{damaged.name}.crc").write_bytes(b"crc\0")
 
-    if path == "offsets/2":  # the other commands name the remedy
+    if path == "offsets/2" and part is not None:  # the other commands name the remedy
         for command in ("status", "offsets"):
             told = CliRunner().invoke(job, [command, "--out", folder.address])
             assert told.exit_code == 1, told.output
             assert f"{path} is damaged: start the job, which makes the checkpoint" in told.output
     assert restore_checkpoint(folder)[0].number == 2
     assert (folder.checkpoint.query(), folder.checkpoint.offset(2)) == ("q", end_at(2))
+    assert (Path(folder.checkpoint.address) / "commits/2").read_text() == FILES["commits/2"]
     assert [*Path(folder.checkpoint.address).rglob(".*.crc")] == []
-    assert [(each.number, each.committed is None) for each in folder.checkpoint.batches()] == [
-        (1, False),
-        (2, False),
-    ]
+    assert [each.number for each in folder.checkpoint.batches()] == [1, 2]
 
 
 def test_a_checkpoint_that_is_damaged_before_the_first_batch_is_not_replaced(
@@ -436,6 +438,26 @@ def test_a_batch_that_is_committed_meanwhile_is_not_missed(
     folder.checkpoint.write("q", {0: end_at(0)}, 0)
     monkeypatch.setattr(DeltaLog, "require_not_restored", committed_meanwhile)
     assert newest_batch(folder)[0].number == 0
+
+
+def test_batches_that_are_committed_while_the_tables_are_read_are_not_lacking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`job check`, and a start on another machine, read the tables of a job that runs."""
+    folder, read = begun(tmp_path, "bronze", "current"), DeltaLog._open
+    later = [*product((1, 2), ("bronze", "current"))]
+    for name in ("bronze", "current"):
+        write(folder, 0, name)
+
+    def committed_meanwhile(log: DeltaLog) -> None:
+        read(log)
+        given, later[:] = [*later], []
+        for number, name in given:
+            write(folder, number, name)
+
+    monkeypatch.setattr(DeltaLog, "_open", committed_meanwhile)
+    batch, is_whole = newest_batch(folder)
+    assert (batch.number, is_whole) == (2, True)
 
 
 def planned(folder: JobFolder) -> Offset:
