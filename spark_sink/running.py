@@ -22,7 +22,7 @@ from spark_sink.folders import is_local
 from spark_sink.jobs.compaction import compaction_beside
 from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.history.left_out_events import replace_lost_batch
-from spark_sink.jobs.history.restoration import restore_checkpoint, restored_batch
+from spark_sink.jobs.history.newest_batch import restore_checkpoint, restored_batch
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings

@@ -1,12 +1,17 @@
-"""Where a job is: its tables alone know that, each by the newest batch that it has."""
+"""Where a job is: its tables alone know that, each by the newest batch that it has.
+
+A checkpoint that says something else is made again from their commits, which contain the offsets.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from operator import attrgetter
 
 from spark_sink.errors import OptionError, StreamError
+from spark_sink.jobs.checkpoint import LoggedBatch
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import (
     APPENDED,
@@ -62,6 +67,62 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
     offsets = [batch.offset for batch in by_table.values() if batch.number == last.number]
     is_one = all(offset == last.offset for offset in offsets)  # no seek was interrupted
     return last, is_one and not lacking_tables(by_table, last.number)
+
+
+def restore_checkpoint(folder: JobFolder) -> tuple[Batch, bool]:
+    """Make the checkpoint of a job from its tables; return their `newest_batch`.
+
+    A checkpoint that says the same is left as it is, with the times of its commits. Until the
+    tables have a batch it is kept, as it tells where the job begins. Raises OptionError and
+    StreamError as `restored_batch`.
+    """
+    newest = last, is_whole = newest_batch(folder)
+    if _restored(folder, newest)[1]:
+        folder.checkpoint.remove_checksums()
+        return newest
+    offsets = {last.number - 1: last.begin} if last.number else {}
+    offsets[last.number] = last.offset
+    folder.checkpoint.write(last.query, offsets, last.number if is_whole else last.number - 1)
+    return newest
+
+
+def restored_batch(folder: JobFolder) -> LoggedBatch | None:
+    """Return the newest batch of the checkpoint as the next start restores it; None before any.
+
+    The tables alone know where the job is: a checkpoint may be lost, truncated, or an older copy. A
+    batch that only some of them have is repeated, and one that none of them has is planned again.
+    Raises OptionError as `newest_batch`, and if the checkpoint is another job's, or is damaged
+    without a batch in the tables; and StreamError.
+    """
+    return _restored(folder, newest_batch(folder))[0]
+
+
+def _restored(folder: JobFolder, newest: tuple[Batch, bool]) -> tuple[LoggedBatch | None, bool]:
+    """Return `restored_batch`, by the `newest_batch`, and whether the checkpoint is that now."""
+    checkpoint, (last, is_whole) = folder.checkpoint, newest
+    if not last.query:
+        try:
+            checkpoint.query()
+            return checkpoint.last_planned(), True
+        except StreamError as error:
+            raise OptionError(
+                f"{error}. But these contain no batch yet to continue from: remove the "
+                f"folder {checkpoint.address}, and start the job again"
+            ) from None
+    query, planned, begin = None, None, None
+    with suppress(StreamError):  # a damaged checkpoint is made again
+        query, planned = checkpoint.query(), checkpoint.last_planned()
+        begin = checkpoint.offset(last.number - 1)  # which Spark reads, too
+    if query not in (None, last.query):
+        raise OptionError(
+            f"the checkpoint {checkpoint.address} is not that of the tables in "
+            f"{folder.address}: remove it, and the next start makes it again from the tables"
+        )
+    is_same = planned and planned.committed and (begin, planned.offset) == (last.begin, last.offset)
+    if query and is_whole and is_same:
+        return planned, True
+    committed = datetime.now(UTC) if is_whole else None
+    return LoggedBatch(last.number, {**last.offset}, committed), False
 
 
 def lacking_tables(by_table: Mapping[str, Batch], done: int) -> list[str]:
