@@ -36,11 +36,13 @@ def test_the_status_has_a_line_for_each_requested_snapshot(tmp_path: Path) -> No
     plan = SnapshotPlan(Timestamp(5, 1), progress=Progress(3, 1, 7, 8400))
     requests[1] = replace(requests[1], plan=plan)
     folder = fake_job(tmp_path, snapshots=to_document(SnapshotQueue(requests=tuple(requests))))
+    assert "uncommitted 0" in lines_of(status_of(folder))  # no process need run it
     commits = tmp_path / "checkpoint" / "commits"
     commits.mkdir()
     (commits / "0").write_text("v1\n{}")
     lines = lines_of(status_of(folder))
     nothing = "0 chunks; 0 of 0 collections"
+    assert "uncommitted no batch" in lines
     assert lines[-20:] == [
         f"requested   blocking snapshot r0: {nothing}",
         "            incremental snapshot r1: 7 chunks with about 8,400 rows; 1 of 3 collections",
