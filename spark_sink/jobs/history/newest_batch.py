@@ -6,7 +6,6 @@ A checkpoint that says something else is made again from their commits, which co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from operator import attrgetter
 
@@ -31,15 +30,77 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
 
     It is that of the first table which has it: there an interrupted seek has begun. Without a job
     it is `Batch()`. Raises OptionError if a table lacks an earlier batch, or one that Spark has
-    committed, or if the tables are not of one query, and StreamError if an older version of a table
-    was restored.
+    committed, if the tables are not of one query, or the checkpoint is that of another one, or is
+    damaged without a batch in the tables; and StreamError if an older version of a table was
+    restored.
     """
+    return _place(folder)[0]
+
+
+def restored_batch(folder: JobFolder) -> LoggedBatch | None:
+    """Return the newest batch of the checkpoint as the next start restores it; None before any.
+
+    The tables alone know where the job is: a checkpoint may be lost, truncated, or an older copy. A
+    batch that only some of them have is repeated, and one that none of them has is planned again.
+    Raises OptionError and StreamError as `newest_batch`.
+    """
+    return _place(folder)[1]
+
+
+def restore_checkpoint(folder: JobFolder) -> tuple[Batch, bool]:
+    """Make the checkpoint of a job from its tables; return their `newest_batch`.
+
+    A checkpoint that says the same is left as it is, with the times of its commits. Until the
+    tables have a batch it is kept, as it tells where the job begins. Raises OptionError and
+    StreamError as `newest_batch`.
+    """
+    newest, _, is_kept = _place(folder)
+    last, is_whole = newest
+    if is_kept:
+        folder.checkpoint.remove_checksums()
+        return newest
+    offsets = {last.number - 1: last.begin} if last.number else {}
+    offsets[last.number] = last.offset
+    folder.checkpoint.write(last.query, offsets, last.number if is_whole else last.number - 1)
+    return newest
+
+
+def _place(folder: JobFolder) -> tuple[tuple[Batch, bool], LoggedBatch | None, bool]:
+    """Return `newest_batch`, `restored_batch`, and whether the checkpoint has that one now."""
+    checkpoint, query, planned, begin, damage = folder.checkpoint, None, None, None, None
+    try:  # before the tables: what it shows they have, also while the job runs
+        query, planned = checkpoint.query(), checkpoint.last_planned()
+        if planned is not None:  # Spark reads the end of the batch before it, too
+            begin = checkpoint.offset(planned.number - 1)
+    except StreamError as error:
+        damage = error
+    newest = last, is_whole = _in_tables(folder, query, planned)
+    if not last.query:
+        if damage is not None:
+            raise OptionError(
+                f"{damage}. But these contain no batch yet to continue from: remove the "
+                f"folder {checkpoint.address}, and start the job again"
+            )
+        return newest, planned, True
+    if query not in (None, last.query):
+        raise OptionError(
+            f"the checkpoint {checkpoint.address} is not that of the tables in "
+            f"{folder.address}: remove it, and the next start makes it again from the tables"
+        )
+    is_same = planned and planned.committed and (begin, planned.offset) == (last.begin, last.offset)
+    if query and is_whole and is_same:
+        return newest, planned, True
+    committed = datetime.now(UTC) if is_whole else None
+    return newest, LoggedBatch(last.number, {**last.offset}, committed), False
+
+
+def _in_tables(
+    folder: JobFolder, query: str | None, planned: LoggedBatch | None
+) -> tuple[Batch, bool]:
+    """Return `newest_batch` by the tables, and by what the checkpoint shows that they have had."""
     if not folder.exists:
         return Batch(), True
-    names, query, committed = {*folder.record().tables, QUARANTINE, NOTIFICATIONS}, None, None
-    with suppress(StreamError):  # a damaged checkpoint shows nothing
-        # What it shows before the tables are read they have, also while the job runs.
-        query, committed = folder.checkpoint.query(), folder.checkpoint.last_committed()
+    names = {*folder.record().tables, QUARANTINE, NOTIFICATIONS}
     logs = {name: DeltaLog(folder.table(name)) for name in (*APPENDED, CURRENT) if name in names}
     for name, log in logs.items():
         log.require_not_restored(name if name in (BRONZE, MESSAGES) else "")
@@ -51,12 +112,12 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
             "from a backup, or start the job in another one"
         )
     done = last.number - 1
-    if committed is not None and last.query in ("", query):
-        is_of_other_start = committed.number == last.number and committed.offset != last.offset
-        done = done if is_of_other_start else max(done, committed.number)
+    if planned is not None and last.query in ("", query):
+        is_of_seek = planned.number == last.number and planned.offset != last.offset
+        done = max(done, planned.number - (is_of_seek or planned.committed is None))
     if lacking := lacking_tables(by_table, done):
         if any(log.reload() for log in logs.values()):
-            return newest_batch(folder)  # the job has written a batch meanwhile
+            return _in_tables(folder, query, planned)  # the job has written a batch meanwhile
         remedy = "restore it from a backup"
         if lacking[0] == CURRENT and BRONZE in names:
             remedy = "remove what is left of it and let job rebuild make it again"
@@ -67,62 +128,6 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
     offsets = [batch.offset for batch in by_table.values() if batch.number == last.number]
     is_one = all(offset == last.offset for offset in offsets)  # no seek was interrupted
     return last, is_one and not lacking_tables(by_table, last.number)
-
-
-def restore_checkpoint(folder: JobFolder) -> tuple[Batch, bool]:
-    """Make the checkpoint of a job from its tables; return their `newest_batch`.
-
-    A checkpoint that says the same is left as it is, with the times of its commits. Until the
-    tables have a batch it is kept, as it tells where the job begins. Raises OptionError and
-    StreamError as `restored_batch`.
-    """
-    newest = last, is_whole = newest_batch(folder)
-    if _restored(folder, newest)[1]:
-        folder.checkpoint.remove_checksums()
-        return newest
-    offsets = {last.number - 1: last.begin} if last.number else {}
-    offsets[last.number] = last.offset
-    folder.checkpoint.write(last.query, offsets, last.number if is_whole else last.number - 1)
-    return newest
-
-
-def restored_batch(folder: JobFolder) -> LoggedBatch | None:
-    """Return the newest batch of the checkpoint as the next start restores it; None before any.
-
-    The tables alone know where the job is: a checkpoint may be lost, truncated, or an older copy. A
-    batch that only some of them have is repeated, and one that none of them has is planned again.
-    Raises OptionError as `newest_batch`, and if the checkpoint is another job's, or is damaged
-    without a batch in the tables; and StreamError.
-    """
-    return _restored(folder, newest_batch(folder))[0]
-
-
-def _restored(folder: JobFolder, newest: tuple[Batch, bool]) -> tuple[LoggedBatch | None, bool]:
-    """Return `restored_batch`, by the `newest_batch`, and whether the checkpoint is that now."""
-    checkpoint, (last, is_whole) = folder.checkpoint, newest
-    if not last.query:
-        try:
-            checkpoint.query()
-            return checkpoint.last_planned(), True
-        except StreamError as error:
-            raise OptionError(
-                f"{error}. But these contain no batch yet to continue from: remove the "
-                f"folder {checkpoint.address}, and start the job again"
-            ) from None
-    query, planned, begin = None, None, None
-    with suppress(StreamError):  # a damaged checkpoint is made again
-        query, planned = checkpoint.query(), checkpoint.last_planned()
-        begin = checkpoint.offset(last.number - 1)  # which Spark reads, too
-    if query not in (None, last.query):
-        raise OptionError(
-            f"the checkpoint {checkpoint.address} is not that of the tables in "
-            f"{folder.address}: remove it, and the next start makes it again from the tables"
-        )
-    is_same = planned and planned.committed and (begin, planned.offset) == (last.begin, last.offset)
-    if query and is_whole and is_same:
-        return planned, True
-    committed = datetime.now(UTC) if is_whole else None
-    return LoggedBatch(last.number, {**last.offset}, committed), False
 
 
 def lacking_tables(by_table: Mapping[str, Batch], done: int) -> list[str]:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 from spark_sink.cli import job
 from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token, is_after, key_of
+from spark_sink.folders import Folder
 from spark_sink.jobs.history import left_out_events
 from spark_sink.jobs.history.left_out_events import replace_lost_batch, seek
 from spark_sink.jobs.history.newest_batch import newest_batch, restore_checkpoint
@@ -82,6 +84,25 @@ def test_a_checkpoint_that_says_what_the_tables_say_stays(tmp_path: Path) -> Non
     assert [batch.number for batch in before] == [0, 1, 2, 3]
     assert restore_checkpoint(folder)[0].number == 3
     assert folder.checkpoint.batches() == before
+
+
+def test_a_start_reads_the_newest_files_of_a_checkpoint_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark keeps a hundred batches, and each file takes requests on an object store."""
+    folder, read, text = begun(tmp_path / "job", "bronze"), Counter[str](), Folder.text
+    batch = Batch("q", 99, end_at(99), end_at(98))
+    DeltaLog(folder.table("bronze")).append_rows(ROW, batch)
+    folder.checkpoint.write("q", {number: end_at(number) for number in range(100)}, 99)
+
+    def counting(where: Folder, path: str) -> str | None:
+        read[path] += not path.startswith("_")
+        return text(where, path)
+
+    monkeypatch.setattr(Folder, "text", counting)
+    assert restore_checkpoint(folder) == (batch, True)
+    names = ("metadata", "offsets/98", "offsets/99", "commits/99", "job.json")
+    assert +read == dict.fromkeys(names, 1)
 
 
 def test_an_older_copy_of_a_checkpoint_is_made_again(tmp_path: Path) -> None:
