@@ -288,6 +288,17 @@ def test_a_damaged_record_is_written_again_by_the_next_start(
     assert path.read_text() == newer
 
 
+def test_a_lost_record_is_written_again_if_only_the_tables_are_left(tmp_path: Path) -> None:
+    """A new query would begin with a snapshot, and then be refused by each table."""
+    folder = job_with_batches(tmp_path)
+    record = folder.record()
+    (tmp_path / "job.json").unlink()
+    shutil.rmtree(folder.checkpoint.address)
+    again = JobFolder(folder.address)
+    again.mend(record)
+    assert restore_checkpoint(again)[0].number == 2
+
+
 def test_a_job_is_not_continued_on_another_cluster(tmp_path: Path) -> None:
     """The oplogs of any cluster reach back to a checkpoint's times, so times alone tell nothing."""
     folder, record = JobFolder(str(tmp_path)), JobRecord(tables=("bronze",))
