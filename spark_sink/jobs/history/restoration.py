@@ -8,17 +8,26 @@ from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import OptionError
+from spark_sink.jobs.history.job_history import scope_at
 from spark_sink.jobs.history.left_out_events import complete_seek
 from spark_sink.jobs.history.point_in_time import bronze_at
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_query import table_form
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, QUARANTINE
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import run_tasks
 from spark_sink.tables.merge_task import UNAPPLIED
-from spark_sink.tables.staged_changes import ChangeReport, remove_staged, stage_rows
+from spark_sink.tables.parquet_parts import BATCH
+from spark_sink.tables.staged_changes import (
+    CHANGE_COLUMNS,
+    ChangeReport,
+    remove_staged,
+    stage_rows,
+)
+from spark_sink.tables.table_state import Batch
 
 
 def lacks_current(folder: JobFolder) -> bool:
@@ -42,14 +51,22 @@ def rebuild_table(
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
     if not DeltaLog(folder.table(BRONZE)).exists:
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
-    scans, batch, scope = bronze_at(folder, time)
+    bronze, chosen, batch, scope = bronze_at(folder, time)
     complete_seek(folder, batch)
     table = CurrentTable(target.table(CURRENT), form=table_form(folder.record()))
-    remove_staged(table.address)  # files of an interrupted attempt
-    tasks = [partial(stage_rows, part, table.address, table.state.keys) for part in scans]
-    staged = run_tasks(spark, ChangeReport, tasks, "parts of bronze read")
-    quarantine = DeltaLog(target.table(QUARANTINE))
-    if quarantine.exists:  # it has the events that the lost table could not apply
-        quarantine.append([], arrow_schema(UNAPPLIED), batch)
-    table.apply_staged(spark, Upsert(ChangeReport.total(staged), batch, quarantine, scope))
+    quarantine, steps = DeltaLog(target.table(QUARANTINE)), [(batch, scope, chosen)]
+    if quarantine.exists:
+        # It has the events that the lost table could not apply, but for a batch that was killed.
+        number = batch.number
+        if quarantine.state().batch.number < number and batch.begin:
+            before = Batch(batch.query, number - 1, batch.begin)
+            was = scope_at(folder.record(), Offset.of(batch.begin, in_table=True))
+            steps = [(before, was, [(BATCH, "<", number)]), (batch, scope, [(BATCH, "==", number)])]
+        quarantine.append([], arrow_schema(UNAPPLIED), steps[0][0])
+    for each, its_scope, rows in steps:
+        remove_staged(table.address)  # files of an interrupted attempt
+        scans, keys = bronze.scans(CHANGE_COLUMNS, rows), table.state.keys
+        tasks = [partial(stage_rows, part, table.address, keys) for part in scans]
+        staged = run_tasks(spark, ChangeReport, tasks, "parts of bronze read")
+        table.apply_staged(spark, Upsert(ChangeReport.total(staged), each, quarantine, its_scope))
     return table

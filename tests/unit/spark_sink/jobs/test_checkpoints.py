@@ -6,7 +6,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
@@ -30,12 +30,14 @@ from spark_sink.jobs.history.newest_batch import newest_batch, restore_checkpoin
 from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.history.restoration import rebuild_table
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.table_commits import TableCommits
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.snapshot.queue import SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.merge_task import UNAPPLIED
+from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
 from tests.doubles.scripted_job import RECORD, SIX, Script, check_tables, documents_in, follow
 from tests.doubles.scripted_member import event_token
@@ -427,6 +429,17 @@ def test_a_start_that_was_overtaken_does_not_undo_a_later_seek(tmp_path: Path) -
     assert planned(folder).position == AtTime(Timestamp(300, 1))
 
 
+def test_a_start_that_was_overtaken_ends_before_it_plans_a_batch(tmp_path: Path) -> None:
+    """Without locks, Spark would write the offsets of two queries to one checkpoint."""
+    folder = begun(tmp_path, "bronze")
+    write(folder, 0)
+    first, second = left_out_events.take_over(folder), left_out_events.take_over(folder)
+    for epoch in (second, first):
+        overtaken = pytest.raises(StreamError, match="another start of this job has taken over")
+        with overtaken if epoch == first else nullcontext():
+            TableCommits(folder, folder.record(), epoch, TableForm(), ROW.schema)
+
+
 def test_a_seek_may_be_corrected_also_if_it_makes_its_batch_whole(tmp_path: Path) -> None:
     folder = begun(tmp_path, "current")
     write(folder, 0, "current")
@@ -451,6 +464,28 @@ def test_a_killed_seek_is_completed_also_if_current_was_made_again_since(tmp_pat
     shutil.rmtree(folder.table("current"))
     rebuild_table(None, folder)
     assert restore_checkpoint(folder) == (replace(batch, offset=gap.document), True)
+
+
+def test_a_table_that_is_lost_within_a_batch_quarantines_what_that_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch fails because files of current are lost: no other table but bronze has it yet."""
+    out, script, write_commit = str(tmp_path / "job"), Script(5), DeltaLog._write
+    folder = JobFolder(out)
+    follow(out, Path(folder.checkpoint.address), script, batches=3)
+
+    def failing(log: DeltaLog, *given: Any) -> None:
+        if log.name != "bronze":
+            raise StreamError("a file is lost")
+        write_commit(log, *given)
+
+    with monkeypatch.context() as patched, suppress(StreamError):
+        patched.setattr(DeltaLog, "_write", failing)
+        follow(out, Path(folder.checkpoint.address), script, batches=1)
+    shutil.rmtree(folder.table("current"))
+    rebuild_table(None, folder)
+    follow(out, Path(folder.checkpoint.address), script)
+    check_tables(out, script)
 
 
 def test_a_batch_that_is_committed_meanwhile_is_not_missed(
