@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -43,12 +43,14 @@ class Checkpoint:
         return not self._numbered("offsets")
 
     def batches(self) -> list[LoggedBatch]:
-        """Return the batches that it still contains, in order. Raises StreamError as `offset`."""
-        commits = self._numbered("commits")
-        return [
-            LoggedBatch(number, self.offset(number), commits.get(number))
-            for number in self._numbered("offsets")
-        ]
+        """Return the batches that it still contains, in order; a damaged offset is empty."""
+        commits, found = self._numbered("commits"), []
+        for number in self._numbered("offsets"):
+            offset: dict[str, Any] = {}
+            with suppress(StreamError):
+                offset = self.offset(number)
+            found.append(LoggedBatch(number, offset, commits.get(number)))
+        return found
 
     def offset(self, batch: int) -> dict[str, Any]:
         """Return the offset at which a batch ends; empty where there is none.

@@ -78,7 +78,7 @@ class Findings:
 
 @dataclass
 class TableCommits:
-    """Commits the batches of one start of a job. Raises StreamError if a later start has its tables.
+    """Commits the batches of one start of a job. Raises StreamError if a later one has its tables.
 
     Args:
         epoch: the result of `take_over`.

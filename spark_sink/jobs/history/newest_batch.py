@@ -121,6 +121,8 @@ def _in_tables(
         remedy = "restore it from a backup"
         if lacking[0] == CURRENT and BRONZE in names:
             remedy = "remove what is left of it and let job rebuild make it again"
+        if last.query and not lacking_tables(by_table, last.number - 1):  # all are of one time
+            remedy += f" (if all tables are of one backup, remove {folder.checkpoint.address})"
         raise OptionError(
             f"the table at {folder.table(lacking[0])} lacks batches that the job has written to "
             f"it: {remedy}, or start a job in another folder"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
-from spark_sink.errors import OptionError
+from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.history.job_history import scope_at
 from spark_sink.jobs.history.left_out_events import complete_seek
 from spark_sink.jobs.history.point_in_time import bronze_at
@@ -57,8 +58,11 @@ def rebuild_table(
     quarantine, steps = DeltaLog(target.table(QUARANTINE)), [(batch, scope, chosen)]
     if quarantine.exists:
         # It has the events that the lost table could not apply, but for a batch that was killed.
-        number = batch.number
-        if quarantine.state().batch.number < number and batch.begin:
+        number, committed = batch.number, None
+        with suppress(StreamError):  # a damaged checkpoint shows nothing
+            committed = folder.checkpoint.last_committed()
+        is_whole = committed is not None and committed.offset == batch.offset
+        if batch.begin and not (is_whole or quarantine.state().batch.number == number):
             before = Batch(batch.query, number - 1, batch.begin)
             was = scope_at(folder.record(), Offset.of(batch.begin, in_table=True))
             steps = [(before, was, [(BATCH, "<", number)]), (batch, scope, [(BATCH, "==", number)])]
