@@ -384,8 +384,9 @@ def rebuild(
 
     With --to, make a current table as of an earlier time, in another folder, from bronze alone.
     """
+    from spark_sink.jobs.history.newest_batch import restore_checkpoint
     from spark_sink.jobs.history.point_in_time import UNREAD_THEN
-    from spark_sink.jobs.history.restoration import lacks_current, rebuild_table, restore_checkpoint
+    from spark_sink.jobs.history.restoration import lacks_current, rebuild_table
     from spark_sink.jobs.report.progress import printed_progress
     from spark_sink.snapshot.unread import unread_names
     from spark_sink.spark_session import job_session

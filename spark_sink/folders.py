@@ -59,10 +59,9 @@ class Folder:
 
     def text(self, path: str) -> str | None:
         """Return the text of a file, with U+FFFD for invalid UTF-8; None if there is none."""
-        if not self.has(path):
-            return None
-        with self.files.open_input_stream(path) as stream:
+        with suppress(FileNotFoundError), self.files.open_input_stream(path) as stream:
             return bytes(stream.read()).decode(errors="replace")
+        return None
 
     def create(self, path: str) -> pa.NativeFile:
         """Return a stream that writes a file, whose folder is created."""

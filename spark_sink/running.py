@@ -17,13 +17,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.console import lines_of_job, say
-from spark_sink.errors import SourceError, StreamError
+from spark_sink.errors import SourceError
 from spark_sink.folders import is_local
 from spark_sink.jobs.compaction import compaction_beside
 from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.history.left_out_events import replace_lost_batch
-from spark_sink.jobs.history.newest_batch import newest_batch
-from spark_sink.jobs.history.restoration import restore_checkpoint, restored_batch
+from spark_sink.jobs.history.newest_batch import restore_checkpoint, restored_batch
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
@@ -158,8 +157,7 @@ class _Start:
             self._record = record = _checked(settings, self._record)
             held.enter_context(folder.locked())
             folder.mend(record)
-            with suppress(StreamError):  # a damaged checkpoint, which `take_over` restores
-                folder.require_continues(record, folder.checkpoint.last_planned(), once=self._once)
+            folder.require_continues(record, restored_batch(folder), once=self._once)
             if settings.metrics_port is not None:
                 held.enter_context(self._metrics.serve(settings.metrics_port + number))
             options = record.source_options(settings.uri)
@@ -223,11 +221,10 @@ def check_jobs(settings: JobSettings) -> Iterator[str]:
     """Return what `run_jobs` would do, as lines, without doing it. Raises SourceError."""
     for folder, wanted in settings.jobs():
         record = _checked(settings, wanted)
-        newest = last, is_whole = newest_batch(folder)
-        folder.require_continues(record, restored_batch(folder, newest)[0])
+        folder.require_continues(record, last := restored_batch(folder))
         what = ", ".join(record.namespaces) or "the whole cluster"
         begins = f"starts, with option snapshotMode={record.options['snapshotMode']}"
-        if (done := last.number if is_whole else last.number - 1) >= 0:
+        if last is not None and (done := last.number - (last.committed is None)) >= 0:
             begins = f"continues after batch {done}"
         yield f"{folder.address}: follows {what}; {begins}"
         columns = " ".join(record.schema.split())[:60]

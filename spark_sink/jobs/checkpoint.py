@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -43,12 +43,14 @@ class Checkpoint:
         return not self._numbered("offsets")
 
     def batches(self) -> list[LoggedBatch]:
-        """Return the batches that it still contains, in order. Raises StreamError as `offset`."""
-        commits = self._numbered("commits")
-        return [
-            LoggedBatch(number, self.offset(number), commits.get(number))
-            for number in self._numbered("offsets")
-        ]
+        """Return the batches that it still contains, in order; a damaged offset is empty."""
+        commits, found = self._numbered("commits"), []
+        for number in self._numbered("offsets"):
+            offset: dict[str, Any] = {}
+            with suppress(StreamError):
+                offset = self.offset(number)
+            found.append(LoggedBatch(number, offset, commits.get(number)))
+        return found
 
     def offset(self, batch: int) -> dict[str, Any]:
         """Return the offset at which a batch ends; empty where there is none.
@@ -65,17 +67,28 @@ class Checkpoint:
             return offset
 
     def last_planned(self) -> LoggedBatch | None:
-        """Return the newest batch, which may be in progress. Raises StreamError as `offset`."""
-        return self._newest(self._numbered("offsets"))
+        """Return the newest batch, which may be in progress.
+
+        Raises StreamError as `offset`, also for the file of its commit.
+        """
+        return self._newest(self._numbered("offsets"), self._numbered("commits"))
 
     def last_committed(self) -> LoggedBatch | None:
-        """Return the newest batch with a commit entry. Raises StreamError as `offset`."""
-        return self._newest(self._numbered("offsets").keys() & self._numbered("commits"))
+        """Return the newest batch with a commit entry. Raises StreamError as `last_planned`."""
+        commits = self._numbered("commits")
+        return self._newest(self._numbered("offsets").keys() & commits, commits)
 
-    def _newest(self, numbers: Collection[int]) -> LoggedBatch | None:
+    def _newest(
+        self, numbers: Collection[int], commits: Mapping[int, datetime]
+    ) -> LoggedBatch | None:
         if not numbers:
             return None
-        number, commits = max(numbers), self._numbered("commits")
+        number = max(numbers)
+        if number in commits:
+            path = f"commits/{number}"
+            with self._damage(path):
+                version, *rest = (self._folder.text(path) or "").splitlines()
+                int(version.removeprefix("v")), [*map(json.loads, rest)]
         return LoggedBatch(number, self.offset(number), commits.get(number))
 
     def query(self) -> str | None:

@@ -78,7 +78,7 @@ class Findings:
 
 @dataclass
 class TableCommits:
-    """Commits the batches of one start of a job.
+    """Commits the batches of one start of a job. Raises StreamError if a later one has its tables.
 
     Args:
         epoch: the result of `take_over`.
@@ -107,6 +107,8 @@ class TableCommits:
             name: DeltaLog(address, PARTITIONS.get(name, ()), epoch=self.epoch)
             for name, address in addresses.items()
         }
+        for log in self._logs.values():  # before Spark plans a batch beside that of a later start
+            log.reload()
         columns = {BRONZE: self.rows, MESSAGES: dated_schema(MESSAGE_ROWS)}
         self._appended = {name: rows for name, rows in columns.items() if name in self._logs}
         self._with_all = with_all_batches(self.record.tables)

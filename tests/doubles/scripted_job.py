@@ -19,7 +19,7 @@ from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.events.positions import AtTime
 from spark_sink.events.runs import run_of
 from spark_sink.folders import Folder
-from spark_sink.jobs.history.restoration import restore_checkpoint
+from spark_sink.jobs.history.newest_batch import restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_tables import dated_schema
 from spark_sink.jobs.table_commits import TableCommits, take_over

@@ -8,7 +8,7 @@ from typing import Any
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from spark_sink.jobs.history.restoration import restore_checkpoint
+from spark_sink.jobs.history.newest_batch import restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, DEFAULT_TABLES, MESSAGES, TRANSACTIONS

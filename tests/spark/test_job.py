@@ -119,7 +119,7 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
     found = runner.invoke(job, ["status", "--out", str(folder), "--uri", shop.uri, "--json"])
     status = json.loads(found.output)
     assert status["batch"] == query.batches("commits")[-1]
-    assert (status["running"], status["namespaces"]) == ([], [shop.database])
+    assert (status["uncommitted"], status["namespaces"]) == (None, [shop.database])
     assert status["lagSeconds"] < 900
     lines = runner.invoke(job, ["offsets", "--out", str(folder)]).output.splitlines()
     assert [json.loads(line)["batch"] for line in lines] == query.batches("offsets")

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from spark_sink.errors import HistoryLostError
 from spark_sink.jobs.history.left_out_events import replace_lost_batch, seek
-from spark_sink.jobs.history.restoration import restore_checkpoint
+from spark_sink.jobs.history.newest_batch import restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.table_commits import take_over

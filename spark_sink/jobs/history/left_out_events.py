@@ -14,8 +14,7 @@ from dataclasses import replace
 from spark_sink.console import say
 from spark_sink.errors import HistoryLostError, OptionError
 from spark_sink.events.positions import AtTime, FromNow, Token, after, is_after, key_of
-from spark_sink.jobs.history.newest_batch import newest_batch
-from spark_sink.jobs.history.restoration import restore_checkpoint
+from spark_sink.jobs.history.newest_batch import newest_batch, restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import APPENDED, CURRENT, NOTIFICATION_COLUMNS, NOTIFICATIONS
 from spark_sink.jobs.table_commits import take_over
@@ -98,8 +97,8 @@ def _gap(folder: JobFolder, batch: Batch, position: AtTime, to: str) -> tuple[Of
 def _leave_out(folder: JobFolder, batch: Batch, gap: Offset, epoch: int) -> str:
     """Let a batch leave out events; return where it ends.
 
-    The first commit decides: `newest_batch` finds it first, and `replace_lost_batch` makes the
-    others. Raises StreamError if a later start than that of an epoch has a table.
+    The first commit decides: `newest_batch` finds it first, and `complete_seek` makes the others.
+    Raises StreamError if a later start than that of an epoch has a table.
     """
     assert gap.time is not None
     logs = {name: DeltaLog(folder.table(name), epoch=epoch) for name in (*APPENDED, CURRENT)}
@@ -119,6 +118,15 @@ def _leave_out(folder: JobFolder, batch: Batch, gap: Offset, epoch: int) -> str:
     return gap.time.as_datetime().isoformat()
 
 
+def complete_seek(folder: JobFolder, batch: Batch, epoch: int = 0) -> None:
+    """Complete a seek that was interrupted, if a batch of some table is that of one.
+
+    Raises StreamError if a later start than that of the epoch, unless it is 0, has a table.
+    """
+    if (end := batch.end) is not None and end.sought is not None:
+        _leave_out(folder, batch, end, epoch)
+
+
 def replace_lost_batch(folder: JobFolder, uri: str, newest: tuple[Batch, bool], epoch: int) -> None:
     """Replace a batch that some table lacks, and whose events the oplogs have lost.
 
@@ -131,8 +139,7 @@ def replace_lost_batch(folder: JobFolder, uri: str, newest: tuple[Batch, bool], 
         return
     before, end = (Offset.of(each, in_table=True) for each in (planned.begin, planned.offset))
     batch = end.events_after(before)
-    if end.sought is not None:
-        _leave_out(folder, planned, end, epoch)
+    complete_seek(folder, planned, epoch)
     if batch.events == 0:
         return
     options = parse_options(folder.record().source_options(uri))

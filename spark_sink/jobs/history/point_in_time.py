@@ -37,7 +37,7 @@ from spark_sink.tables.ddl_events import TableScope, unread_after
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import BASE, TABLE
 from spark_sink.tables.frame_fold import FrameFold
-from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableScan
+from spark_sink.tables.parquet_parts import BATCH, RowFilter
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
@@ -121,8 +121,8 @@ UNREAD_THEN = "at this time the job had not read them again yet. Give a later ti
 
 def bronze_at(
     folder: JobFolder, time: Timestamp | None
-) -> tuple[list[TableScan], Batch, TableScope | None]:
-    """Return the rows of bronze from which a current table is made: all, or those up to a time.
+) -> tuple[DeltaLog, RowFilter, Batch, TableScope | None]:
+    """Return bronze, and of which rows a current table is made: all, or those up to a time.
 
     Also return the newest batch of bronze, with the offset of that time, and the table's scope.
     Raises StreamError if bronze has not reached the time, or begins later.
@@ -139,7 +139,7 @@ def bronze_at(
         batch = Batch(batch.query, batch.number, Offset(AtTime(cut)).document)
         chosen, scope = _counts_before(log, cut), history.scope(cut)
     _require_begun(log, folder.record(), cut)
-    return log.scans(CHANGE_COLUMNS, chosen), batch, scope
+    return log, chosen, batch, scope
 
 
 def _counts_before(log: DeltaLog, cut: Timestamp) -> RowFilter:

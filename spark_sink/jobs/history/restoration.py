@@ -1,84 +1,34 @@
-"""Restores what a job has lost, from its tables.
-
-The checkpoint is made from the commits of the tables, which contain the offsets of batches. A
-current table is made from the rows of bronze alone, so the oplogs need not contain the events.
-"""
+"""Makes a current table again from the rows of bronze alone: no oplog need contain the events."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import UTC, datetime
+from contextlib import suppress
 from functools import partial
 
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs.checkpoint import LoggedBatch
-from spark_sink.jobs.history.newest_batch import newest_batch
+from spark_sink.jobs.history.job_history import scope_at
+from spark_sink.jobs.history.left_out_events import complete_seek
 from spark_sink.jobs.history.point_in_time import bronze_at
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_query import table_form
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, QUARANTINE
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import run_tasks
 from spark_sink.tables.merge_task import UNAPPLIED
-from spark_sink.tables.staged_changes import ChangeReport, remove_staged, stage_rows
+from spark_sink.tables.parquet_parts import BATCH
+from spark_sink.tables.staged_changes import (
+    CHANGE_COLUMNS,
+    ChangeReport,
+    remove_staged,
+    stage_rows,
+)
 from spark_sink.tables.table_state import Batch
-
-
-def restore_checkpoint(folder: JobFolder) -> tuple[Batch, bool]:
-    """Make the checkpoint of a job from its tables; return their `newest_batch`.
-
-    A checkpoint that says the same is left as it is, with the times of its commits. Until the
-    tables have a batch it is kept, as it tells where the job begins. Raises OptionError and
-    StreamError as `restored_batch`.
-    """
-    newest = last, is_whole = newest_batch(folder)
-    if restored_batch(folder, newest)[1]:
-        folder.checkpoint.remove_checksums()
-        return newest
-    offsets = {last.number - 1: last.begin} if last.number else {}
-    offsets[last.number] = last.offset
-    folder.checkpoint.write(last.query, offsets, last.number if is_whole else last.number - 1)
-    return newest
-
-
-def restored_batch(
-    folder: JobFolder, newest: tuple[Batch, bool]
-) -> tuple[LoggedBatch | None, bool]:
-    """Return the newest batch of a restored checkpoint, and whether the checkpoint has it now.
-
-    The tables alone, whose `newest_batch` is given, know where the job is: a checkpoint may be
-    lost, truncated, or an older copy. A batch that only some of them have is repeated, and one that
-    none of them has is planned again. Raises OptionError if the checkpoint is another job's, or is
-    damaged without a batch in the tables.
-    """
-    checkpoint, (last, is_whole) = folder.checkpoint, newest
-    query, planned = None, None
-    try:
-        query, planned = checkpoint.query(), [None, *checkpoint.batches()][-1]
-    except StreamError as error:
-        if not last.query and folder.exists:
-            raise OptionError(
-                f"{error}. But these contain no batch yet to continue from: remove the "
-                f"folder {checkpoint.address}, and start the job again"
-            ) from None
-        if not last.query:
-            raise
-    if not last.query:
-        return planned, True
-    if query not in (None, last.query):
-        raise OptionError(
-            f"the checkpoint {checkpoint.address} is not that of the tables in "
-            f"{folder.address}: remove it, and the next start makes it again from the tables"
-        )
-    if planned and planned.committed and query and is_whole and planned.offset == last.offset:
-        return planned, True
-    committed = datetime.now(UTC) if is_whole else None
-    return LoggedBatch(last.number, {**last.offset}, committed), False
 
 
 def lacks_current(folder: JobFolder) -> bool:
@@ -102,16 +52,25 @@ def rebuild_table(
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
     if not DeltaLog(folder.table(BRONZE)).exists:
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
-    scans, batch, scope = bronze_at(folder, time)
+    bronze, chosen, batch, scope = bronze_at(folder, time)
+    complete_seek(folder, batch)
     table = CurrentTable(target.table(CURRENT), form=table_form(folder.record()))
-    remove_staged(table.address)  # files of an interrupted attempt
-    tasks = [partial(stage_rows, part, table.address, table.state.keys) for part in scans]
-    staged = run_tasks(spark, ChangeReport, tasks, "parts of bronze read")
-    quarantine = DeltaLog(target.table(QUARANTINE))
-    if quarantine.exists:  # it has the events that the lost table could not apply
-        own = quarantine.state().batch
-        if own.number == batch.number and own.offset != batch.offset:  # of a seek that was killed
-            quarantine.amend(replace(own, offset=batch.offset))
-        quarantine.append([], arrow_schema(UNAPPLIED), batch)
-    table.apply_staged(spark, Upsert(ChangeReport.total(staged), batch, quarantine, scope))
+    quarantine, steps = DeltaLog(target.table(QUARANTINE)), [(batch, scope, chosen)]
+    if quarantine.exists:
+        # It has the events that the lost table could not apply, but for a batch that was killed.
+        number, committed = batch.number, None
+        with suppress(StreamError):  # a damaged checkpoint shows nothing
+            committed = folder.checkpoint.last_committed()
+        is_whole = committed is not None and committed.offset == batch.offset
+        if batch.begin and not (is_whole or quarantine.state().batch.number == number):
+            before = Batch(batch.query, number - 1, batch.begin)
+            was = scope_at(folder.record(), Offset.of(batch.begin, in_table=True))
+            steps = [(before, was, [(BATCH, "<", number)]), (batch, scope, [(BATCH, "==", number)])]
+        quarantine.append([], arrow_schema(UNAPPLIED), steps[0][0])
+    for each, its_scope, rows in steps:
+        remove_staged(table.address)  # files of an interrupted attempt
+        scans, keys = bronze.scans(CHANGE_COLUMNS, rows), table.state.keys
+        tasks = [partial(stage_rows, part, table.address, keys) for part in scans]
+        staged = run_tasks(spark, ChangeReport, tasks, "parts of bronze read")
+        table.apply_staged(spark, Upsert(ChangeReport.total(staged), each, quarantine, its_scope))
     return table

@@ -27,8 +27,8 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
     With a `uri` the router gives the newest cluster time, for the lag. Raises OptionError if there
     is no job, and StreamError if the router cannot be reached.
     """
-    record, batches = folder.record(), folder.checkpoint.batches()
-    last = next((batch for batch in reversed(batches) if batch.committed is not None), None)
+    record, last = folder.record(), folder.checkpoint.last_committed()
+    planned = folder.checkpoint.last_planned()
     current = DeltaLog(folder.table(CURRENT))
     status: dict[str, Any] = {
         "folder": folder.address,
@@ -37,7 +37,7 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
         "tables": list(record.tables),
         "batch": None if last is None else last.number,
         "committedAt": None if last is None or last.committed is None else _iso(last.committed),
-        "running": [batch.number for batch in batches if batch.committed is None],
+        "uncommitted": planned.number if planned and planned.committed is None else None,
         "snapshot": None,
         "requestedSnapshots": [],
         "through": None,
@@ -74,7 +74,7 @@ def lines_of(status: dict[str, Any]) -> list[str]:
         ("tables", ", ".join(status["tables"])),
         ("last batch", _or_none(status["batch"], f" in the checkpoint {status['checkpoint']}")),
         ("committed", _or_none(status["committedAt"])),
-        ("running", ", ".join(map(str, status["running"])) or "no batch"),
+        ("uncommitted", "no batch" if (number := status["uncommitted"]) is None else str(number)),
         ("up to", _or_none(status["through"])),
         ("quarantine", f"{status['quarantinedEvents']} events that the current table cannot apply"),
     ]

@@ -11,11 +11,11 @@ from uuid import uuid4
 
 from bson.timestamp import Timestamp
 
+from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import CURRENT, with_all_batches
-from spark_sink.options.declared import argument
 from spark_sink.options.parsers import position
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.signal import LOG
@@ -39,7 +39,12 @@ def position_to_reach(to: str | datetime | Timestamp, uri: str, name: str = "to"
             return after(client.with_retries(client.present))
     if isinstance(to, Timestamp):
         to = f"{to.time},{to.inc}"
-    target = argument(position, to if isinstance(to, str) else to.isoformat(), name)
+    text = to if isinstance(to, str) else to.isoformat()
+    try:
+        target = position(text)
+    except ValueError:
+        forms = "now, a time such as 2026-01-31T12:00:00Z or a resume token"
+        raise OptionError(f"{name}: must be {forms}, not {text!r}") from None
     if isinstance(target, Token):
         return AtTime(target.cluster_time) if target.is_high_water_mark else target
     return after(target.time)

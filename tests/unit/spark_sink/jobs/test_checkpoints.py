@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -21,18 +23,21 @@ from typer.testing import CliRunner
 from spark_sink.cli import job
 from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token, is_after, key_of
+from spark_sink.folders import Folder
 from spark_sink.jobs.history import left_out_events
 from spark_sink.jobs.history.left_out_events import replace_lost_batch, seek
-from spark_sink.jobs.history.newest_batch import newest_batch
+from spark_sink.jobs.history.newest_batch import newest_batch, restore_checkpoint
 from spark_sink.jobs.history.point_in_time import versions_at
-from spark_sink.jobs.history.restoration import rebuild_table, restore_checkpoint
+from spark_sink.jobs.history.restoration import rebuild_table
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.table_commits import TableCommits
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.snapshot.queue import SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.merge_task import UNAPPLIED
+from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
 from tests.doubles.scripted_job import RECORD, SIX, Script, check_tables, documents_in, follow
 from tests.doubles.scripted_member import event_token
@@ -81,6 +86,25 @@ def test_a_checkpoint_that_says_what_the_tables_say_stays(tmp_path: Path) -> Non
     assert [batch.number for batch in before] == [0, 1, 2, 3]
     assert restore_checkpoint(folder)[0].number == 3
     assert folder.checkpoint.batches() == before
+
+
+def test_a_start_reads_the_newest_files_of_a_checkpoint_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark keeps a hundred batches, and each file takes requests on an object store."""
+    folder, read, text = begun(tmp_path / "job", "bronze"), Counter[str](), Folder.text
+    batch = Batch("q", 99, end_at(99), end_at(98))
+    DeltaLog(folder.table("bronze")).append_rows(ROW, batch)
+    folder.checkpoint.write("q", {number: end_at(number) for number in range(100)}, 99)
+
+    def counting(where: Folder, path: str) -> str | None:
+        read[path] += not path.startswith("_")
+        return text(where, path)
+
+    monkeypatch.setattr(Folder, "text", counting)
+    assert restore_checkpoint(folder) == (batch, True)
+    names = ("metadata", "offsets/98", "offsets/99", "commits/99", "job.json")
+    assert +read == dict.fromkeys(names, 1)
 
 
 def test_an_older_copy_of_a_checkpoint_is_made_again(tmp_path: Path) -> None:
@@ -184,8 +208,9 @@ def test_a_checkpoint_in_the_folder_moves_with_it(tmp_path: Path) -> None:
 QUERY = "bf5a9a40-b5b2-421d-bc56-f88242bf23cc"
 FILES = {
     "metadata": f'{{"id":"{QUERY}"}}',
-    "offsets/2": 'v1\n{"batchWatermarkMs":0,"conf":{"a":"b"}}\n{"_data": "822", "scope": {}}',
-    "offsets/1": 'v1\n{"batchWatermarkMs":0,"conf":{}}\n-',
+    "offsets/2": 'v1\n{"batchWatermarkMs":0,"conf":{"a":"b"}}\n{offset}',
+    "offsets/1": 'v1\n{"batchWatermarkMs":0,"conf":{}}\n{offset}',
+    "commits/2": 'v1\n{"nextBatchWatermarkMs":0}',
     "commits/1": 'v1\n{"nextBatchWatermarkMs":0}',
     "commits/0": 'v1\n{"nextBatchWatermarkMs":0}',
 }
@@ -193,30 +218,32 @@ FILES = {
 
 
 @pytest.mark.parametrize("path", FILES)
-@pytest.mark.parametrize("part", [0.0, 0.99])
+@pytest.mark.parametrize("part", [0.0, 0.99, None])
 def test_a_damaged_checkpoint_is_made_again_from_the_tables(
-    tmp_path: Path, path: str, part: float
+    tmp_path: Path, path: str, part: float | None
 ) -> None:
     folder = job_with_batches(tmp_path / "job")
     for each, whole in FILES.items():
-        (Path(folder.checkpoint.address) / each).write_text(whole.replace(QUERY, "q"))
+        offset = json.dumps(end_at(int(each[-1]))) if "/" in each else ""
+        text = whole.replace(QUERY, "q").replace("{offset}", offset)
+        (Path(folder.checkpoint.address) / each).write_text(text)
     damaged = Path(folder.checkpoint.address) / path
     text = damaged.read_text()
-    damaged.write_text(text[: int(len(text) * part)])
+    damaged.unlink() if part is None else damaged.write_text(text[: int(len(text) * part)])
     (damaged.parent / f".{damaged.name}.crc").write_bytes(b"crc\0")
 
-    if path == "offsets/2":  # the other commands name the remedy
-        for command in ("status", "offsets"):
-            told = CliRunner().invoke(job, [command, "--out", folder.address])
-            assert told.exit_code == 1, told.output
-            assert f"{path} is damaged: start the job, which makes the checkpoint" in told.output
+    if path == "offsets/2" and part is not None:  # other commands name the remedy
+        told = CliRunner().invoke(job, ["status", "--out", folder.address])
+        assert told.exit_code == 1, told.output
+        assert f"{path} is damaged: start the job, which makes the checkpoint" in told.output
+        # No start makes it again for an older batch.
+        told = CliRunner().invoke(job, ["offsets", "--out", folder.address])
+        assert [json.loads(line)["batch"] for line in told.output.splitlines()] == [1, 2]
     assert restore_checkpoint(folder)[0].number == 2
     assert (folder.checkpoint.query(), folder.checkpoint.offset(2)) == ("q", end_at(2))
+    assert (Path(folder.checkpoint.address) / "commits/2").read_text() == FILES["commits/2"]
     assert [*Path(folder.checkpoint.address).rglob(".*.crc")] == []
-    assert [(each.number, each.committed is None) for each in folder.checkpoint.batches()] == [
-        (1, False),
-        (2, False),
-    ]
+    assert [each.number for each in folder.checkpoint.batches()] == [1, 2]
 
 
 def test_a_checkpoint_that_is_damaged_before_the_first_batch_is_not_replaced(
@@ -263,6 +290,17 @@ def test_a_damaged_record_is_written_again_by_the_next_start(
     with pytest.raises(StreamError, match=r"newer version .* 'region': run that"):
         again.mend(record)
     assert path.read_text() == newer
+
+
+def test_a_lost_record_is_written_again_if_only_the_tables_are_left(tmp_path: Path) -> None:
+    """A new query would begin with a snapshot, and then be refused by each table."""
+    folder = job_with_batches(tmp_path)
+    record = folder.record()
+    (tmp_path / "job.json").unlink()
+    shutil.rmtree(folder.checkpoint.address)
+    again = JobFolder(folder.address)
+    again.mend(record)
+    assert restore_checkpoint(again)[0].number == 2
 
 
 def test_a_job_is_not_continued_on_another_cluster(tmp_path: Path) -> None:
@@ -393,6 +431,17 @@ def test_a_start_that_was_overtaken_does_not_undo_a_later_seek(tmp_path: Path) -
     assert planned(folder).position == AtTime(Timestamp(300, 1))
 
 
+def test_a_start_that_was_overtaken_ends_before_it_plans_a_batch(tmp_path: Path) -> None:
+    """Without locks, Spark would write the offsets of two queries to one checkpoint."""
+    folder = begun(tmp_path, "bronze")
+    write(folder, 0)
+    first, second = left_out_events.take_over(folder), left_out_events.take_over(folder)
+    for epoch in (second, first):
+        overtaken = pytest.raises(StreamError, match="another start of this job has taken over")
+        with overtaken if epoch == first else nullcontext():
+            TableCommits(folder, folder.record(), epoch, TableForm(), ROW.schema)
+
+
 def test_a_seek_may_be_corrected_also_if_it_makes_its_batch_whole(tmp_path: Path) -> None:
     folder = begun(tmp_path, "current")
     write(folder, 0, "current")
@@ -416,10 +465,29 @@ def test_a_killed_seek_is_completed_also_if_current_was_made_again_since(tmp_pat
     DeltaLog(folder.table("quarantine")).append([], arrow_schema(UNAPPLIED), batch)
     shutil.rmtree(folder.table("current"))
     rebuild_table(None, folder)
-    newest = restore_checkpoint(folder)  # all tables have the batch, the notifications the old one
-    assert newest == (replace(batch, offset=gap.document), False)
-    replace_lost_batch(folder, ROUTER, newest, 0)
-    assert restore_checkpoint(folder)[1]
+    assert restore_checkpoint(folder) == (replace(batch, offset=gap.document), True)
+
+
+def test_a_table_that_is_lost_within_a_batch_quarantines_what_that_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch fails because files of current are lost: no other table but bronze has it yet."""
+    out, script, write_commit = str(tmp_path / "job"), Script(5), DeltaLog._write
+    folder = JobFolder(out)
+    follow(out, Path(folder.checkpoint.address), script, batches=3)
+
+    def failing(log: DeltaLog, *given: Any) -> None:
+        if log.name != "bronze":
+            raise StreamError("a file is lost")
+        write_commit(log, *given)
+
+    with monkeypatch.context() as patched, suppress(StreamError):
+        patched.setattr(DeltaLog, "_write", failing)
+        follow(out, Path(folder.checkpoint.address), script, batches=1)
+    shutil.rmtree(folder.table("current"))
+    rebuild_table(None, folder)
+    follow(out, Path(folder.checkpoint.address), script)
+    check_tables(out, script)
 
 
 def test_a_batch_that_is_committed_meanwhile_is_not_missed(
@@ -436,6 +504,26 @@ def test_a_batch_that_is_committed_meanwhile_is_not_missed(
     folder.checkpoint.write("q", {0: end_at(0)}, 0)
     monkeypatch.setattr(DeltaLog, "require_not_restored", committed_meanwhile)
     assert newest_batch(folder)[0].number == 0
+
+
+def test_batches_that_are_committed_while_the_tables_are_read_are_not_lacking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`job check`, and a start on another machine, read the tables of a job that runs."""
+    folder, read = begun(tmp_path, "bronze", "current"), DeltaLog._open
+    later = [*product((1, 2), ("bronze", "current"))]
+    for name in ("bronze", "current"):
+        write(folder, 0, name)
+
+    def committed_meanwhile(log: DeltaLog) -> None:
+        read(log)
+        given, later[:] = [*later], []
+        for number, name in given:
+            write(folder, number, name)
+
+    monkeypatch.setattr(DeltaLog, "_open", committed_meanwhile)
+    batch, is_whole = newest_batch(folder)
+    assert (batch.number, is_whole) == (2, True)
 
 
 def planned(folder: JobFolder) -> Offset:

@@ -146,6 +146,19 @@ def test_a_start_goes_on_with_all_events_or_names_what_is_lost(
         assert "lacks batches" in outcome.remark
 
 
+def test_all_tables_of_one_backup_go_on_without_the_newer_checkpoint(
+    job: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+    out, checkpoint = str(tmp_path / "older"), tmp_path / "checkpoint"
+    told = rf"lacks batches .*\(if all tables are of one backup, remove {checkpoint}\)"
+    with pytest.raises(SourceError, match=told):
+        follow(out, checkpoint, SCRIPT)
+    shutil.rmtree(checkpoint)
+    follow(out, checkpoint, SCRIPT)
+    check_tables(out, SCRIPT)
+
+
 def test_before_a_batch_with_new_collections_only_checksums_are_compared(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,13 @@ def test_the_status_has_a_line_for_each_requested_snapshot(tmp_path: Path) -> No
     plan = SnapshotPlan(Timestamp(5, 1), progress=Progress(3, 1, 7, 8400))
     requests[1] = replace(requests[1], plan=plan)
     folder = fake_job(tmp_path, snapshots=to_document(SnapshotQueue(requests=tuple(requests))))
+    assert "uncommitted 0" in lines_of(status_of(folder))  # no process need run it
     commits = tmp_path / "checkpoint" / "commits"
     commits.mkdir()
     (commits / "0").write_text("v1\n{}")
     lines = lines_of(status_of(folder))
     nothing = "0 chunks; 0 of 0 collections"
+    assert "uncommitted no batch" in lines
     assert lines[-20:] == [
         f"requested   blocking snapshot r0: {nothing}",
         "            incremental snapshot r1: 7 chunks with about 8,400 rows; 1 of 3 collections",
@@ -124,6 +127,19 @@ def test_of_a_job_on_an_object_store_the_checkpoint_is_locked(tmp_path: Path) ->
         pass
     with second.locked():
         assert (tmp_path / "checkpoint" / "job.lock").exists()
+
+
+def test_two_folders_with_one_checkpoint_are_not_started_at_once(tmp_path: Path) -> None:
+    """A copy of a folder names the checkpoint of the original, which it would write again."""
+    folder = JobFolder(str(tmp_path / "job"), str(tmp_path / "checkpoint"))
+    folder.begin(JobRecord())
+    shutil.copytree(tmp_path / "job", tmp_path / "copy")
+    copy = JobFolder(str(tmp_path / "copy"))
+    refusal = pytest.raises(OptionError, match=r"the job in .*copy is running")
+    with folder.locked(), refusal, copy.locked():
+        pass
+    with copy.locked():
+        pass
 
 
 def test_a_drive_without_locks_is_no_reason_to_fail(

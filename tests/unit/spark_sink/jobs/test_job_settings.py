@@ -19,7 +19,7 @@ from spark_sink.cli import job
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import FromNow, Position
 from spark_sink.jobs.checkpoint import Checkpoint
-from spark_sink.jobs.history.restoration import restore_checkpoint
+from spark_sink.jobs.history.newest_batch import restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
 from spark_sink.jobs.stop_request import StopRequest

@@ -1,5 +1,6 @@
 """`mergerouter job run`, without Spark: what it starts, prints and ends with."""
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -108,8 +110,8 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return happened
 
 
-def run(folder: Path, *arguments: str) -> Result:
-    given = ["run", "shop.orders", "--out", str(folder / "job"), "--uri", URI, *arguments]
+def run(folder: Path, *arguments: str, what: str = "run") -> Result:
+    given = [what, "shop.orders", "--out", str(folder / "job"), "--uri", URI, *arguments]
     return CliRunner().invoke(command.job, given)
 
 
@@ -142,6 +144,30 @@ def test_a_start_that_cannot_continue_does_not_end_the_one_that_runs(
     result = run(tmp_path, "--configdb", "cfg/h:1", "--upstream", "mongodb://m:1")
     assert "has --deletes hard, not soft" in result.output
     assert "takes over" not in events
+
+
+@pytest.mark.usefixtures("events")
+@pytest.mark.parametrize("lost", ["commits/0", ""])
+def test_job_check_and_job_run_decide_alike_before_the_run_ends_another_start(
+    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables say where the job is. Its checkpoint lacks a file, or is on another machine."""
+    checkpoint = tmp_path / "job" / "checkpoint"
+    follow(str(tmp_path / "job"), checkpoint, Script(5), record=TWO_TABLES, batches=1)
+    shutil.rmtree(checkpoint) if not lost else (checkpoint / lost).unlink()
+    take_over = Mock(side_effect=running.take_over)
+    monkeypatch.setattr(running, "take_over", take_over)
+    monkeypatch.setattr(running, "require_cluster", lambda _: "")
+    for flags, told in (("--deletes=soft",), "has --deletes hard, not soft"), ((), ""):
+        checked = run(tmp_path, *flags, what="check")
+        result = run(tmp_path, *flags, "--configdb", "cfg/h:1")
+        if told:
+            assert told in checked.output
+            assert told in result.output
+            assert not take_over.called
+        else:  # another beginning than the record has: no batch is repeated from there
+            assert "continues after batch 0" in checked.output
+            assert (result.exit_code, take_over.called) == (0, True), result.output
 
 
 def test_a_job_beside_one_that_cannot_start_does_not_end_the_one_that_runs(
@@ -197,7 +223,7 @@ def test_a_file_that_a_storage_does_not_return_is_not_lost(cause: str, told: str
     assert told in cause_of(OSError(cause))
 
 
-def test_a_start_reads_the_states_of_the_tables_once(
+def test_a_start_reads_the_states_of_the_tables_before_and_after_it_takes_over(
     events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On an object store, each state takes some requests."""
@@ -211,7 +237,7 @@ def test_a_start_reads_the_states_of_the_tables_once(
 
     monkeypatch.setattr(DeltaLog, "require_not_restored", counting)
     assert run(tmp_path, "--configdb", "cfg/h:1", "--option=snapshotMode=no_data").exit_code == 0
-    assert read == {"bronze": 1, "current": 1, "notifications": 1, "quarantine": 1}
+    assert read == dict.fromkeys(("bronze", "current", "notifications", "quarantine"), 2)
     assert "query starts" in events
 
 

@@ -78,7 +78,7 @@ def test_a_time_and_a_token_are_reached_with_all_their_events(
     assert key_of(position_to_reach(Timestamp(5, 1), NONE)) == key_of(AtTime(Timestamp(5, 2)))
     moment = datetime(2026, 1, 31, tzinfo=UTC)
     assert position_to_reach(moment, NONE) == AtTime(Timestamp(int(moment.timestamp()), 1))
-    with pytest.raises(OptionError, match=r"to: must be a time such as .* or a resume token"):
+    with pytest.raises(OptionError, match=r"to: must be now, a time such as .* or a resume token"):
         position_to_reach("yesterday", NONE)
 
 
