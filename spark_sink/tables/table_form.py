@@ -148,9 +148,10 @@ class TableForm:
         All readers return null for a column, or a field of a struct, that a file lacks. Only some
         of them accept other differences between a file and its table.
         """
-        if self.document_schema is None or before.document_schema is None or not self.infers:
+        if self.document_schema is None or before.document_schema is None:
             return self.document_schema != before.document_schema
-        return not extends(self.document_schema, before.document_schema)
+        wide, narrow = self.document_schema, before.document_schema
+        return not extends(wide, narrow) or not (self.infers or extends(narrow, wide))
 
 
 class FormedRows:
