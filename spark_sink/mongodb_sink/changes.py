@@ -173,7 +173,8 @@ def passes(changes: Iterable[Change]) -> Iterator[list[Change]]:
     Changes that a later one makes superfluous are left out. Only a delete in a transaction makes
     none so. A new shard key value moves a document: one shard deletes it, another one inserts it,
     and the insert may have the smaller token, even with an earlier cluster time. The document then
-    lacks a value of the deleted key, and stays.
+    lacks a value of the deleted key, and stays. A delete of another key than a later change has is
+    not superfluous either.
     """
     by_document: dict[Any, list[Change]] = {}
     for change in sorted(changes, key=attrgetter("token")):
@@ -186,10 +187,15 @@ def passes(changes: Iterable[Change]) -> Iterator[list[Change]]:
         if change.may_move:
             earlier[:] = [replace(change, may_miss=change.is_update) for change in earlier]
         elif not change.is_update:
-            earlier.clear()
+            earlier[:] = [one for one in earlier if one.deletes and _is_other(one.key, change.key)]
         earlier.append(change)
     for group in zip_longest(*by_document.values()):
         yield [change for change in group if change is not None]
+
+
+def _is_other(key: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two keys differ in a field that both have."""
+    return any(name in other and other[name] != value for name, value in key.items())
 
 
 def key_in(document: bytes, paths: Iterable[str]) -> dict[str, Any]:

@@ -16,9 +16,9 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return types.to_arrow_schema(schema, timezone="UTC")
 
 
-def rows_in(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    """Return the rows of a batch as Python values."""
-    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
+def rows_in(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    """Return rows as Python values."""
+    return zip(*(column.to_pylist() for column in rows.columns), strict=True)
 
 
 def filtered(rows: Any, chosen: Any) -> Any:

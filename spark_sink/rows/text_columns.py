@@ -8,6 +8,7 @@ written one by one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,9 +40,15 @@ _HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), "<u
 
 def joined_text(pieces: Pieces, rows: int) -> pa.Array:
     """Return pieces as one column of texts."""
-    if all(isinstance(piece, str) for piece in pieces):
-        return pa.repeat(pa.scalar("".join(map(str, pieces))), rows)
-    return pc.binary_join_element_wise(*_merged(pieces), "")
+    parts: list[Any] = []
+    for piece in pieces:  # no two constant texts follow each other then
+        if isinstance(piece, str) and parts and isinstance(parts[-1], str):
+            parts[-1] += piece
+        else:
+            parts.append(piece)
+    if all(isinstance(part, str) for part in parts):
+        return pa.repeat(pa.scalar("".join(parts)), rows)
+    return pc.binary_join_element_wise(*parts, "")
 
 
 def _specials(content: NDArray[np.uint8], *, ascii_only: bool) -> NDArray[np.bool_]:
@@ -65,6 +72,15 @@ _WRITERS = {
 
 class UncommonError(Exception):
     """Values cannot be written together: they are written one by one."""
+
+
+def _require(fits: NDArray[np.bool_]) -> None:
+    if not fits.all():
+        raise UncommonError
+
+
+def _require_end(values: Values) -> None:
+    _require(values.at(values.stops - 1, "u1") == 0)
 
 
 class TextColumns:
@@ -114,6 +130,7 @@ class TextColumns:
         return [in_order(parts)]
 
     def _of_layout(self, layout: Layout) -> Pieces:
+        _require_end(layout.documents)
         pieces: Pieces = ["{"]
         for name, values in layout.fields.items():
             if len(pieces) > 1:
@@ -123,20 +140,26 @@ class TextColumns:
         return [*pieces, "}"]
 
     def _strings(self, values: Values) -> Pieces:
-        starts = values.starts + 4
-        inside = values.within(STRING, starts, np.maximum(values.stops - 1, starts))
+        _require(values.stops - values.starts > 4)
+        _require_end(values)
+        inside = values.within(STRING, values.starts + 4, values.stops - 1)
         texts = inside.column().view(pa.string())
-        offsets = np.frombuffer(texts.buffers()[1], np.int32)[: len(starts) + 1]
+        offsets = np.frombuffer(texts.buffers()[1], np.int32)[: len(values) + 1]
         content = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[: offsets[-1]]
         places = np.flatnonzero(_specials(content, ascii_only=self.ascii_only))
         if len(places):
             special = np.unique(np.searchsorted(offsets, places, side="right") - 1)
-            mask = np.zeros(len(starts), np.bool_)
+            mask = np.zeros(len(values), np.bool_)
             mask[special] = True
             size = len(self.quote)
             [written] = self._singly(values.chosen(mask))
             inner = pc.utf8_slice_codeunits(written, size, -size)
             texts = pc.replace_with_mask(texts, pa.array(mask), inner)
+        if not self.ascii_only:
+            try:
+                texts.validate(full=True)
+            except pa.ArrowInvalid:
+                raise UncommonError from None
         return [self.quote, texts, self.quote]
 
     def _numbers(self, values: Values) -> Pieces:
@@ -149,8 +172,9 @@ class TextColumns:
         return self.wrapped("$oid", pa.Array.from_buffers(pa.string(), len(values), buffers))
 
     def _bools(self, values: Values) -> Pieces:
-        truths = values.at(values.starts, "u1").astype(np.bool_)
-        return [pc.if_else(pa.array(truths), "true", "false")]
+        truths = values.at(values.starts, "u1")
+        _require(truths <= 1)
+        return [pc.if_else(pa.array(truths.astype(np.bool_)), "true", "false")]
 
     def _nulls(self, _: Values) -> Pieces:
         return ["null"]
@@ -160,6 +184,7 @@ class TextColumns:
 
         Arrays of several types, and long ones, are written one by one.
         """
+        _require_end(arrays)
         elements, owners, left = _elements_of(arrays)
         whole = np.ones(len(arrays), np.bool_)
         whole[left] = False
@@ -205,14 +230,3 @@ def _elements_of(arrays: Values) -> tuple[Values, Indexes, Indexes]:
     order = np.argsort(start)
     order = order[~np.isin(owner[order], left)] if len(left) else order
     return arrays.within(kind, start[order], stop[order]), owner[order], left
-
-
-def _merged(pieces: Pieces) -> Pieces:
-    """Return pieces in which no two constant texts follow each other."""
-    merged: Pieces = []
-    for piece in pieces:
-        if isinstance(piece, str) and merged and isinstance(merged[-1], str):
-            merged[-1] += piece
-        else:
-            merged.append(piece)
-    return merged

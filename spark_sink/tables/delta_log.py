@@ -484,8 +484,12 @@ class DeltaLog(TableVersion):
 
 
 def _schema(schema: pa.Schema) -> Schema:
-    """Return Delta's schema of columns, all of which may be null."""
-    return Schema.from_arrow(pa.schema([field.with_nullable(True) for field in schema]))
+    """Return Delta's schema of columns, all of which may be null.
+
+    Structs come last: delta-rs 1.6 returns no statistics of the columns after a struct without any.
+    """
+    ordered = sorted(schema, key=lambda field: pa.types.is_struct(field.type))
+    return Schema.from_arrow(pa.schema([field.with_nullable(True) for field in ordered]))
 
 
 def _removal(file: TableFile) -> RemoveAction:

@@ -21,20 +21,20 @@ import bson
 import pyarrow as pa
 import pyarrow.compute as pc
 from bson.errors import BSONError
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.bson.values import DOCUMENT
 from spark_sink.events.apply_update import updated
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import CODEC, Slice, fields_of
-from spark_sink.rows.arrow_types import arrow_schema, filtered, rows_in
+from spark_sink.rows.arrow_types import arrow_schema, batch_of, filtered, rows_in
 from spark_sink.rows.layouts import Indexes, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.selections import Namespace
 from spark_sink.snapshot.unread import CollectionTokens, token_in
 from spark_sink.tables.keyed_rows import DELETED, DELETED_ROW, EVENT, INAPPLICABLE, problem_of
-from spark_sink.tables.places import KEY_COLUMNS, names_in, places_of
+from spark_sink.tables.places import KEY_COLUMNS, names_in
 
 TABLE = StructType(
     columns(
@@ -48,13 +48,13 @@ its key in canonical extended JSON, and the token and time of the last event tha
 BASE = ("database", "collection", "key", "token", "documentKey", "document")
 """The columns from which the next version of a row is made."""
 FOLDED = StructType(
-    [
-        *(StructField(f.name, f.dataType) for f in TABLE.fields if f.name != "fullDocument"),
-        *columns(f"problem string, {DELETED} boolean"),
-    ]
+    columns(
+        "place string, token string, documentKey string, document binary, problem string, "
+        f"{DELETED} boolean"
+    )
 )
-"""A row of TABLE, or an event that cannot be applied: `problem` says why, and `document` is its
-BSON."""
+"""The next row at a place, or an event that cannot be applied: `problem` says why, and `document`
+is its BSON."""
 
 _ROWS_PER_BATCH = 5_000
 _BYTES_PER_BATCH = 8 * 1024 * 1024
@@ -234,9 +234,9 @@ class Fold:
             rows.append(version)
             size += len(document)
             if len(rows) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
-                yield _folded(zip(*rows, strict=True))
+                yield pa.Table.from_batches([batch_of(rows, _FOLDED)])
                 rows, size = [], 0
-        yield _folded(zip(*rows, strict=True) if rows else [()] * len(_GIVEN))
+        yield pa.Table.from_batches([batch_of(rows, _FOLDED)])
 
     def moved(self, rows: pa.Table) -> pa.Table:
         """Return rows of FOLDED: those that a rename has moved have its token.
@@ -246,14 +246,15 @@ class Fold:
         """
         if not self.renamed:
             return rows
-        names = pa.array([".".join(name) for name in self.renamed])
-        which = pc.index_in(rows["namespace"], value_set=names)
+        names = pa.array([*map("\0".join, self.renamed)])
+        database, collection, _ = names_in(rows["place"].combine_chunks())
+        of_rows = pc.binary_join_element_wise(database, collection, "\0")
+        which = pc.index_in(of_rows, value_set=names)
         # The token of a deleted document stays that of its delete.
         which = pc.if_else(rows[DELETED], pa.scalar(None, pa.int32()), which)
         tokens = pa.array([*self.renamed.values()]).take(which)
         tokens = pc.max_element_wise(rows["token"], tokens)
-        rows = rows.set_column(rows.schema.names.index("token"), "token", tokens)
-        return _folded([places_of(rows), *rows.select(_GIVEN.names[1:]).columns])
+        return rows.set_column(rows.schema.names.index("token"), "token", tokens)
 
 
 def _next_rows(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[_NextRow]:
@@ -278,11 +279,9 @@ def whole_documents(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
     rows are in the order of places.
     """
     chosen, documents = _whole_at_last(keyed, follows=False)
-    if not chosen.num_rows:
-        return _FOLDED.empty_table(), keyed
-    known = (chosen[name] for name in _GIVEN.names[:3])
+    known = chosen.select(_FOLDED.names[:3]).columns
     rest = pa.nulls(len(documents), pa.string()), pa.repeat(pa.scalar(False), len(documents))
-    folded = _folded((*known, documents, *rest))
+    folded = pa.table([*known, documents, *rest], schema=_FOLDED)
     if chosen.num_rows == keyed.num_rows:
         return folded, keyed.slice(0, 0)
     return folded, keyed.filter(pc.invert(pc.is_in(keyed["place"], value_set=chosen["place"])))
@@ -345,26 +344,19 @@ def _documents_in(events: pa.Array) -> pa.Array:
     return in_order(parts)
 
 
-def _folded(given: Iterable[Any]) -> pa.Table:
-    """Return rows of FOLDED, made from the columns _GIVEN as lists or arrays."""
-    rows = pa.table(dict(zip(_GIVEN.names, given, strict=True)), _GIVEN)
+def described(rows: pa.Table) -> pa.Table:
+    """Return rows of FOLDED with the columns of TABLE that follow from their places and tokens."""
     seconds = pc.utf8_slice_codeunits(rows["token"].combine_chunks(), 2, 10).dictionary_encode()
     known = pa.array([int(digits, 16) for digits in seconds.dictionary.to_pylist()], pa.int64())
     times = pc.multiply(known.take(seconds.indices), 1_000_000)
-    database, collection, key = names_in(rows["place"].combine_chunks())
-    names = pc.binary_join_element_wise(database, collection, ".")
-    derived = [names, database, collection, key, times]
-    given_columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-    given_columns |= zip(("namespace", *KEY_COLUMNS, "clusterTime"), derived, strict=True)
-    return pa.table([given_columns[name] for name in _FOLDED.names], _FOLDED.names).cast(_FOLDED)
+    names = names_in(rows["place"].combine_chunks())
+    namespace = pc.binary_join_element_wise(*names[:2], ".")
+    for name, column in zip(_DERIVED, (namespace, *names, times), strict=True):
+        rows = rows.append_column(name, column)
+    return rows
 
 
 _FOLDED = arrow_schema(FOLDED)
-_GIVEN = pa.schema(
-    [
-        ("place", pa.string()),
-        *map(_FOLDED.field, ("token", "documentKey", "document", "problem", DELETED)),
-    ]
-)
+_DERIVED = ("namespace", *KEY_COLUMNS, "clusterTime")
 _OF_DOCUMENT = (b"fullDocument", b"operationType")
 _DELETE = b"\x07\0\0\0delete\0"

@@ -20,11 +20,11 @@ from pyspark.sql.types import StructType
 
 from spark_sink.errors import StreamError
 from spark_sink.folders import Folder
-from spark_sink.rows.arrow_types import arrow_schema, filtered
+from spark_sink.rows.arrow_types import arrow_schema, filtered, rows_in
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.unread import LostDocument
-from spark_sink.tables.fold import TABLE, Fold, whole_documents, without_superseded
+from spark_sink.tables.fold import TABLE, Fold, described, whole_documents, without_superseded
 from spark_sink.tables.key_ranges import Merge
 from spark_sink.tables.keyed_rows import kinds_of, order_of, sorted_rows
 from spark_sink.tables.parquet_parts import BATCH, FILE_BYTES, PartFile, Parts, numbered
@@ -202,10 +202,11 @@ class _Merging:
         if others.num_rows:
             folded = pa.concat_tables(self._task.fold(others.to_batches()))
             fits = pc.is_null(folded["problem"])
-            problems = folded.filter(pc.and_(pc.invert(fits), pc.not_equal(folded["key"], "")))
-            values = (problems[name].to_pylist() for name in (*KEY_COLUMNS, "token"))
-            self._lost += [LostDocument(*row) for row in zip(*values, strict=True)]
-            self._quarantine(folded.filter(pc.invert(fits)))
+            problems = folded.filter(pc.invert(fits))
+            for place, token in rows_in(problems.select(["place", "token"])):
+                names = place.split("\0")
+                self._lost += [LostDocument(*names, token)] if names[2] else []
+            self._quarantine(problems)
             new = pa.concat_tables([new, self._formed_rows(folded.filter(fits), changes)])
         self._added += Checksum.of(new) - Checksum.of(base)
         kept = group.filter(pc.invert(changed))
@@ -217,13 +218,11 @@ class _Merging:
     def _formed_rows(self, folded: pa.Table, changes: pa.Table) -> pa.Table:
         """Return the rows of documents; a document that cannot be read leaves the table."""
         new, problems = self._formed.from_fold(self._task.fold.moved(folded))
-        places = places_of(folded)
         for index, problem in problems.items():
             [row] = folded.slice(index, 1).to_pylist()
-            problem = (
-                f"a document of {row['namespace']} cannot be read (key {row['key']}): {problem}"
-            )
-            of_document = changes.filter(pc.equal(changes["place"], places[index]))
+            database, collection, key = row["place"].split("\0")
+            problem = f"a document of {database}.{collection} cannot be read (key {key}): {problem}"
+            of_document = changes.filter(pc.equal(changes["place"], row["place"]))
             event = of_document["payload"][-1].as_py()
             of_event = {**row, "document": event, "problem": problem}
             self._quarantine(pa.Table.from_pylist([of_event], folded.schema))
@@ -234,7 +233,7 @@ class _Merging:
             return
         if self._task.quarantine is None:
             raise StreamError(f"{rows['problem'][0]}. A job writes it to its table quarantine")
-        events = rows.append_column("event", rows["document"])
+        events = described(rows).append_column("event", rows["document"])
         self._problems.add(numbered(events, self._task.quarantine[1]))
 
 

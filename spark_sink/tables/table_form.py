@@ -31,7 +31,7 @@ from spark_sink.rows.extended_json import JsonColumns
 from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column, paths_of
 from spark_sink.rows.layouts import Values
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
-from spark_sink.tables.fold import BASE, TABLE
+from spark_sink.tables.fold import BASE, TABLE, described
 from spark_sink.tables.keyed_rows import DELETED
 from spark_sink.tables.parquet_parts import WITH_STATISTICS
 from spark_sink.tables.places import KEY_COLUMNS, KEY_RANGE, places_of
@@ -148,9 +148,10 @@ class TableForm:
         All readers return null for a column, or a field of a struct, that a file lacks. Only some
         of them accept other differences between a file and its table.
         """
-        if self.document_schema is None or before.document_schema is None or not self.infers:
+        if self.document_schema is None or before.document_schema is None:
             return self.document_schema != before.document_schema
-        return not extends(self.document_schema, before.document_schema)
+        wide, narrow = self.document_schema, before.document_schema
+        return not extends(wide, narrow) or not (self.infers or extends(narrow, wide))
 
 
 class FormedRows:
@@ -215,8 +216,8 @@ class FormedRows:
         return pa.concat_tables([first, second]), problems
 
     def _from_fold(self, rows: pa.Table) -> pa.Table:
-        own = {self._form.column(name): rows[name] for name in rows.schema.names}
-        columns = {**own, **self._made(rows["document"])}
+        made, rows = self._made(rows["document"]), described(rows)
+        columns = {self._form.column(name): rows[name] for name in rows.schema.names} | made
         table = pa.table([columns[name] for name in self._schema.names], self._schema.names)
         return table.cast(self._schema)
 

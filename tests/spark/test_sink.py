@@ -1,14 +1,23 @@
 """Rows written back to MongoDB: each change once, however often a batch is repeated."""
 
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import date
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import bson
 import pyarrow as pa
 import pytest
 from bson.decimal128 import Decimal128
+from pymongo.monitoring import (
+    CommandFailedEvent,
+    CommandListener,
+    CommandStartedEvent,
+    CommandSucceededEvent,
+)
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import WriterCommitMessage
@@ -16,8 +25,10 @@ from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.jobs.failure_texts import cause_of
-from spark_sink.mongodb_sink.changes import WriteOptions, change_of_event
+from spark_sink.mongodb_sink import writers
+from spark_sink.mongodb_sink.changes import Change, WriteOptions, change_of_event
 from spark_sink.mongodb_sink.writers import DocumentWriter, MergerouterBatchWriter, RowWriter
+from spark_sink.stream.router_client import mongo_client
 from tests.doubles.event_history import event_row
 from tests.spark.conftest import Shop
 from tests.spark.jobs import forget_last_commit
@@ -78,7 +89,9 @@ def test_an_update_of_a_missing_document_fails(
 
 def frame(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
     return spark.createDataFrame(
-        list(rows), "_id int, token long, op string, day date, price decimal(9,2), tags array<int>"
+        list(rows),
+        "_id int, token long, op string, day date, price decimal(9,2), tags array<int>, "
+        "sizes map<string,int>",
     )
 
 
@@ -88,11 +101,12 @@ def test_rows_of_other_origin_are_written_by_key_and_token(spark: SparkSession, 
         writer.options(**shop.options("copy")).save()
 
     day, price = date(2026, 1, 31), Decimal("12.50")
-    write((1, 5, None, day, price, [1]), (2, 5, None, day, price, []), (3, 5, None, day, price, []))
-    write((1, 4, None, day, price, [9]), (2, 6, "d", None, None, None), (3, 4, "d", *[None] * 3))
+    own = day, price, [1], {"a": 1}
+    write((1, 5, None, *own), (2, 5, None, *own), (3, 5, None, *own))
+    write((1, 4, None, day, price, [9], {}), (2, 6, "d", *[None] * 4), (3, 4, "d", *[None] * 4))
     found = copied(shop)
     assert set(found) == {1, 3}  # what is older than a document changes nothing
-    assert found[1]["tags"] == [1]
+    assert (found[1]["tags"], found[1]["sizes"]) == ([1], {"a": 1})
     assert found[1]["price"] == Decimal128("12.50")
     assert found[1]["day"].isoformat() == "2026-01-31T00:00:00"
     with pytest.raises(PySparkException) as caught:
@@ -138,6 +152,50 @@ def test_a_deleted_document_stays_deleted_whichever_task_writes_first(shop: Shop
     later = written((1, 2, "d"), (2, 2, "d"), (2, 3, None))
     writer.commit([later, written((1, 1, None), (2, 1, None), (3, 1, None))])
     assert set(copied(shop)) == {2, 3}
+
+
+class _Requests(CommandListener):
+    """The commands of a client that concern documents."""
+
+    def __init__(self) -> None:
+        self.commands: list[Mapping[str, Any]] = []
+
+    def started(self, event: CommandStartedEvent) -> None:
+        if event.command_name in ("update", "delete", "find"):
+            self.commands.append(event.command)
+
+    def succeeded(self, event: CommandSucceededEvent) -> None:
+        pass
+
+    def failed(self, event: CommandFailedEvent) -> None:
+        pass
+
+
+def test_documents_are_read_from_the_primary_and_without_a_collation(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may not have the last write yet, and a collation may compare tokens as numbers."""
+    requests = _Requests()
+    listened = partial(mongo_client, event_listeners=[requests])
+    monkeypatch.setattr(writers, "mongo_client", listened)
+    uri = f"{shop.uri.rstrip('/')}/?readPreference=secondaryPreferred"
+    writer, key = DocumentWriter(WriteOptions(uri)), {"_id": 1}
+    where = (shop.database, "copy"), key
+    document = bson.encode({"_id": 1, "a": [1]})
+    with closing(writer):
+        for token in ("2", "1"):
+            writer.write([Change(*where, token, document)])
+        for fields in ({"removedFields": ["a"]}, {"updatedFields": {"b": 1}}):
+            writer.write([Change(*where, f"3{[*fields]}", description=bson.encode(fields))])
+        assert copied(shop) == {1: {"_id": 1, "b": 1}}
+        writer.write([Change(*where, "4")])
+    names = set[str]()
+    for command in requests.commands:
+        names.add(next(iter(command)))
+        parts = command.get("updates", command.get("deletes", [command]))
+        assert {each["collation"]["locale"] for each in parts} == {"simple"}
+        assert "$readPreference" not in command
+    assert names == {"update", "delete", "find"}
 
 
 def test_keys_of_events_have_the_id() -> None:

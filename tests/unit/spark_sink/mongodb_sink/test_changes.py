@@ -44,6 +44,18 @@ def test_only_the_last_whole_document_and_what_follows_it_are_written() -> None:
     assert [[change.key["_id"] for change in each] for each in found] == [[1, 2], [1]]
 
 
+@pytest.mark.parametrize("moves", [True, False])
+def test_the_delete_of_a_document_with_another_key_is_kept(moves: bool) -> None:
+    """A new shard key value inserts the document on another shard: with another key, if so set."""
+    former, now = ({"region": each, "_id": 1} for each in ("a", "b"))
+    gone = Change(NAMESPACE, former, event_token(2, 1), may_move=moves)
+    moved = Change(NAMESPACE, now, event_token(3, 1), document=bson.encode(now))
+    assert rounds(moved, gone) == [[gone], [moved]]
+    assert rounds(whole(1, 1), gone)[-1] == [gone]
+    again = Change(NAMESPACE, former, event_token(4, 1), document=bson.encode(former))
+    assert rounds(gone, again) == [[again]]
+
+
 def test_events_become_changes() -> None:
     options = WriteOptions("mongodb://x", keys=("customer.name", "_id"))
     document = {"_id": 1, "customer": {"name": "a"}}

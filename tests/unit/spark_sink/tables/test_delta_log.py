@@ -79,6 +79,15 @@ def of(complete_from: str, newest: Batch = Batch()) -> TableState:  # noqa: B008
     return TableState(complete_from=complete_from, batch=newest)
 
 
+def test_files_are_left_out_by_the_columns_after_a_struct(tmp_path: Path) -> None:
+    log, kind = DeltaLog(str(tmp_path)), pa.struct([("fragment", pa.int64())])
+    rows = pa.table({"token": ["82"], "splitEvent": pa.nulls(1, kind)})
+    for number in range(3):
+        log.append_rows(rows, batch(number))
+    assert len(log.files_with([("batch", "==", 1)])) == 1
+    assert DeltaTable(tmp_path).to_pyarrow_table()["splitEvent"].null_count == 3
+
+
 def test_rows_are_read_back_by_other_readers(tmp_path: Path) -> None:
     rows, log = rows_of(range(40)), DeltaLog(str(tmp_path), ("namespace", "bucket"))
     parts = written(tmp_path, rows, ("namespace", "bucket"))

@@ -152,6 +152,24 @@ def test_readers_skip_files_by_the_key_columns(tmp_path: Path) -> None:
     assert found("region", "us")[0] == 150
 
 
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("infers", [True, False])
+def test_a_batch_writes_few_files_again_where_documents_have_documents(
+    tmp_path: Path, infers: bool
+) -> None:
+    """delta-rs returns no statistics of the columns after a struct."""
+    folder, part = tmp_path / "current", StructType().add("t", StringType())
+    form = INFER if infers else TableForm(StructType().add("a", part).add("_id", LongType()))
+    documents = ({"a": {"t": "x" * 150}, "_id": Int64(number)} for number in range(300))
+    apply(folder, [*map(inserted, documents)], 0, form)
+    for number, fields in enumerate(({}, {"b": 1}), 1):
+        before = set(DeltaTable(folder).file_uris())
+        apply(folder, [inserted({"a": {"t": "y"}, "_id": Int64(7), **fields})], number, form)
+        assert len(before - set(DeltaTable(folder).file_uris())) == 1
+        assert len(before) > 2
+    assert rows_in(folder)[7]["a"] == {"t": "y"}
+
+
 def test_keys_of_a_type_without_statistics_are_found(tmp_path: Path) -> None:
     folder = tmp_path / "current"
     apply(folder, [inserted({"_id": 1})], 0)

@@ -79,7 +79,7 @@ def folded(fold: Fold, keyed: pa.Table) -> pa.Table:
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    return sorted(table.to_pylist(), key=lambda row: (row["collection"], row["key"], row["token"]))
+    return sorted(table.to_pylist(), key=itemgetter("place", "token"))
 
 
 def keyed_rows(chance: random.Random, keys: int, count: int) -> pa.Table:
