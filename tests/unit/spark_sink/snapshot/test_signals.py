@@ -60,6 +60,7 @@ def test_a_signal_has_debeziums_format() -> None:
     ("document", "message"),
     [
         ({}, "type must be one of"),
+        ({"type": {"name": "log"}}, "type must be one of"),
         ({"type": "execute-snapshot"}, "name the collections to read"),
         (signal(data_collections="shop.orders"), "must be an array"),
         (signal(data_collections=["shop.(orders"]), "not a regular expression"),
