@@ -56,6 +56,12 @@ def test_a_collection_that_is_renamed_as_its_read_begins_is_read() -> None:
     assert identifiers(chunk_reader(ServerReplies([]))) == []
 
 
+def test_a_read_goes_on_at_any_id_that_servers_store() -> None:
+    later = bson.DatetimeMS(1 << 50)  # beyond Python's years
+    documents = ServerReplies([1, later, AutoReconnect("away")], [later, bson.MaxKey()])
+    assert sum(len(run) for run in chunk_reader(documents).runs()) == 3
+
+
 def test_a_shard_key_within_the_id_is_read_with_the_id() -> None:
     documents: Any = ServerReplies([])
     documents.find = MagicMock(wraps=documents.find)
