@@ -123,8 +123,13 @@ def _whole(patterns: tuple[str, ...]) -> str:
 def namespace_options(namespaces: Sequence[str]) -> dict[str, str]:
     """Return the options of the source for collections ("shop.orders") and databases ("shop").
 
-    Raises OptionError if collections and databases are mixed.
+    Raises OptionError if collections and databases are mixed, or a name has a comma.
     """
+    if odd := [name for name in namespaces if "," in name]:
+        raise OptionError(
+            f"{odd[0]!r} has a comma: name each collection by itself; a name with a comma matches "
+            "a pattern of the option collection.include.list, in which \\, is a comma"
+        )
     pairs = [name.partition(".")[::2] for name in dict.fromkeys(namespaces)]
     if not pairs:
         return {}

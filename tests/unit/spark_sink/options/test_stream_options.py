@@ -399,5 +399,8 @@ def test_namespaces_become_options() -> None:
         "collection.include.list": "shop.a,crm.b",
         "filters.match.mode": "literal",
     }
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match="cannot be mixed"):
         namespace_options(["shop", "crm.b"])
+    for names in (["shop.a,b"], ["shop.a,shop.b", "crm.b"]):
+        with pytest.raises(OptionError, match=r"'shop.a,.*' has a comma"):
+            namespace_options(names)
