@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import urllib3
 from urllib3.exceptions import HTTPError
@@ -127,7 +127,8 @@ def _register(address: Address, subject: str, schema: str) -> int:
     if response.status != _OK:
         remedy = _REMEDIES.get(response.status, "check schema_registry_url")
         if target := response.headers.get("Location"):
-            remedy = f"set schema_registry_url to where it redirects to: {target}"
+            other = urljoin(url, target).partition("/subjects/")[0]
+            remedy = f"set schema_registry_url to where it redirects to: {other}"
         raise StreamError(
             f"the schema registry at {address.url} answers {response.status} for {subject}: "
             f"{remedy}",

@@ -27,6 +27,7 @@ _PIECE = re.compile(
     | (?P<escape> \\ .?)
     | (?P<named> \(\?< [A-Za-z][A-Za-z0-9]* >)
     | \(\? (?P<flags> [A-Za-z-]+) (?= [:)])
+    | (?P<count> \{,)
     | (?P<open> \[) | (?P<close> \]) | (?P<both> &&) | .
     """,
     re.VERBOSE | re.DOTALL,
@@ -74,10 +75,11 @@ def translation(pattern: str) -> str:
             "literal": r"\Q",
             "property": text,
             "escape": text if len(text) > 1 else "a backslash at the end",
+            "count": None if within else text,
             "open": "a class within a class" if within else None,
             "both": "an intersection of classes (&&)" if within else None,
         }
-        if kind == "flags" and not within and {*piece["flags"]} & {*"dUu"}:
+        if kind == "flags" and not within and {*piece["flags"]} & {*"dUux"}:
             refused["flags"] = f"the flags {piece['flags']}"
         if what := refused.get(kind or ""):
             raise ValueError(f"{pattern!r} has {what} of Java's patterns, which is not supported")

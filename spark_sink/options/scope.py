@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_sink.errors import OptionError
-from spark_sink.options.java_patterns import matches_any, translation
+from spark_sink.options.java_patterns import compiled, translation
 
 # Events that belong to no collection.
 _OTHERS = {"operationType": {"$in": ["dropDatabase", "invalidate"]}}
@@ -99,7 +99,9 @@ class Scope:
         return {"$regex": f"(?i){_whole(entries)}"}
 
     def _found(self, entries: tuple[str, ...], name: str) -> bool:
-        return name in entries if self.literal else matches_any(entries, name)
+        if self.literal:
+            return name in entries
+        return any(compiled(entry).fullmatch(name) for entry in entries)
 
     def _matches(self, entries: tuple[str, ...], field: str) -> dict[str, Any]:
         if self.literal:
@@ -111,15 +113,23 @@ class Scope:
 
 
 def _whole(patterns: tuple[str, ...]) -> str:
-    """Return the pattern of names that one of the patterns matches as a whole."""
-    return f"^(?:{'|'.join(f'(?:{translation(pattern)})' for pattern in patterns)})$"
+    """Return the pattern of names that one of the patterns matches as a whole.
+
+    A dollar sign alone also matches before a line's end.
+    """
+    return f"^(?:{'|'.join(f'(?:{translation(pattern)})' for pattern in patterns)})$(?!\\n)"
 
 
 def namespace_options(namespaces: Sequence[str]) -> dict[str, str]:
     """Return the options of the source for collections ("shop.orders") and databases ("shop").
 
-    Raises OptionError if collections and databases are mixed.
+    Raises OptionError if collections and databases are mixed, or a name has a comma.
     """
+    if odd := [name for name in namespaces if "," in name]:
+        raise OptionError(
+            f"{odd[0]!r} has a comma: name each collection by itself; a name with a comma matches "
+            "a pattern of the option collection.include.list, in which \\, is a comma"
+        )
     pairs = [name.partition(".")[::2] for name in dict.fromkeys(namespaces)]
     if not pairs:
         return {}

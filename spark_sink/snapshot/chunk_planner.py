@@ -106,7 +106,6 @@ class ChunkPlanner:
         """
         for cache in (self._listed, self._names, self._sampled):
             cache.clear()
-        self._list()
         return SnapshotPlan(snapshot_time, progress=Progress(len(self.collections(selection))))
 
     def collections(
@@ -114,10 +113,11 @@ class ChunkPlanner:
     ) -> list[SnapshotCollection]:
         """Return the collections of a snapshot in the order in which it reads them.
 
-        `plan` is the snapshot's. A collection that got another UUID after its beginning, because it
-        was resharded, comes last: the snapshot may have passed it before a restart.
+        `plan` is the snapshot's; without it, the servers are asked again. A collection that got
+        another UUID after its beginning, because it was resharded, comes last: the snapshot may
+        have passed it before a restart.
         """
-        if not self._listed:
+        if plan is None or not self._listed:
             self._list()
         chosen = [
             collection for collection in self._listed.values() if selection.wants(str(collection))
@@ -134,7 +134,6 @@ class ChunkPlanner:
 
         A collection that was renamed has both names.
         """
-        self._list()
         return sorted(
             {
                 name

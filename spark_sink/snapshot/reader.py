@@ -21,6 +21,7 @@ from pymongo.read_concern import ReadConcern
 
 from spark_sink.errors import StreamError
 from spark_sink.events.runs import Run
+from spark_sink.events.slices import NOTHING, document_of, field_of
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.snapshot.catalog import current_name
 from spark_sink.snapshot.document_events import DocumentEvents
@@ -118,8 +119,8 @@ class ChunkReader:
         order: dict[str, Any] = {"sort": [("_id", 1)]} if self._in_order else {}
         rest: list[dict[str, Any]] = []
         if self._last is not None:  # of any type, so that type bracketing does not apply
-            begin = {"$literal": RawBSONDocument(self._last)["_id"]}
-            rest = [{"$expr": {"$gte": ["$_id", begin]}}]
+            begin = document_of([(b"$literal", field_of(self._last, b"_id") or NOTHING)])
+            rest = [{"$expr": {"$gte": ["$_id", RawBSONDocument(begin)]}}]
         paths = [path for path in collection.key if not path.startswith("_id.")]  # which collide
         projection = dict.fromkeys(("_id", *paths), 1) if read.keys_only else None
         is_empty = True

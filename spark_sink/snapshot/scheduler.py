@@ -213,7 +213,7 @@ class SnapshotScheduler:
     ) -> SnapshotQueue:
         """Return the queue with the snapshot begun, or without it if it cannot begin."""
         plan = self._planner.begin(at, request.selection)
-        collections = self._planner.collections(request.selection)
+        collections = self._planner.collections(request.selection, plan)
         request = replace(request, plan=plan)
         if request.ends_unread and not collections:  # they were dropped
             return queue.without_request(request.id).adding(ending=request)

@@ -67,7 +67,7 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
     """Return the signal in a document with `type` and `data`. Raises SignalError."""
     if not 0 < len(identifier) <= _MAX_ID_LENGTH:
         raise SignalError(f"the id must have 1 to {_MAX_ID_LENGTH} characters")
-    action = document.get("type")
+    action = str(document.get("type"))
     if action not in _FIELDS:
         raise SignalError(f"type must be one of {', '.join(_FIELDS)}")
     data = _data(document.get("data"))

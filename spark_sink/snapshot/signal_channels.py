@@ -42,6 +42,8 @@ _WRITE_TIMEOUT = 10.0
 _CATCH_UP_TIMEOUT = 10.0
 # Seconds that a getMore on the collection waits: each batch makes one.
 _AWAIT = 0.001
+# A file's path, size and time: one that is written again is read again.
+_Version = tuple[str, int | None, int | None]
 _LOST = (
     "the oplogs no longer contain the position in the collection of signals {}: send those again "
     "that were sent before the position of the stream"
@@ -69,8 +71,7 @@ class SignalFolder:
         self._poll_interval = _POLL_LOCAL if is_local(folder) else _POLL_REMOTE
         self._next_poll = 0.0
         self._is_read_only = False
-        # By path, size and time of the file: one that is written again is read again.
-        self._waiting: dict[tuple[str, int | None, int | None], ReceivedSignal] = {}
+        self._waiting: dict[_Version, ReceivedSignal] = {}
 
     @property
     def waiting(self) -> frozenset[str]:
@@ -85,9 +86,8 @@ class SignalFolder:
         if self._clock() < self._next_poll:
             return []
         before = self._waiting
-        files = [((file.path, file.size, file.mtime_ns), file) for file in self._listed()]
-        read = [(version, before.get(version) or self._read(file)) for version, file in files]
-        self._waiting = {version: signal for version, signal in read if signal is not None}
+        read = {v: before.get(v) or self._read(file) for v, file in self._listed().items()}
+        self._waiting = {version: signal for version, signal in read.items() if signal is not None}
         new = [signal for signal in self._waiting.values() if digest(signal.id) not in handled]
         processed = len(self._waiting) - len(new)
         if processed >= _MAX_PROCESSED and self._is_read_only:
@@ -100,17 +100,22 @@ class SignalFolder:
         return new[:MAX_SIGNALS]
 
     def remove(self, handled: Container[str]) -> None:
-        """Remove the files of signals that a committed batch has processed."""
-        for version, signal in list(self._waiting.items()):
-            if digest(signal.id) in handled:
-                try:
-                    self._folder.remove(version[0])
-                except OSError:
-                    self._is_read_only = True  # the ids stay in the queue
-                    return
-                del self._waiting[version]
+        """Remove the files of signals that a committed batch has processed.
 
-    def _listed(self) -> list[fs.FileInfo]:
+        One that was written again meanwhile has another signal, and stays.
+        """
+        done = [each for each, signal in self._waiting.items() if digest(signal.id) in handled]
+        there = self._listed() if done else {}
+        for version in done:
+            try:
+                if version in there:
+                    self._folder.remove(version[0])
+            except OSError:
+                self._is_read_only = True  # the ids stay in the queue
+                return
+            del self._waiting[version]
+
+    def _listed(self) -> dict[_Version, fs.FileInfo]:
         try:
             files = [
                 entry
@@ -130,7 +135,8 @@ class SignalFolder:
                 f"the folder of signals {self._address} has more than {_MAX_FILES} files: remove "
                 "those of processed signals"
             )
-        return sorted(files, key=lambda each: each.base_name)
+        in_order = sorted(files, key=lambda each: each.base_name)
+        return {(each.path, each.size, each.mtime_ns): each for each in in_order}
 
     def _read(self, file: fs.FileInfo) -> ReceivedSignal | None:
         """Return the signal of a file; None if it is not completely written, or was removed."""

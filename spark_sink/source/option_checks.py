@@ -103,6 +103,7 @@ def _unmatched(
         [".".join(namespace) for namespace in group] for group in (collections, inside)
     )
     listed = [f"{scope.database}.{name}" for name in scope.collections]
+    chosen = [entry for entry in snapshot.collections if entry not in inside_names]
     whole = [] if listed or scope.database is None else [scope.database]
     entries_of: list[tuple[str, Iterable[str], list[str], bool]] = [
         ("database", whole, databases, True),
@@ -112,12 +113,12 @@ def _unmatched(
         ("database.exclude.list", scope.exclude_databases, databases, scope.literal),
         ("collection.include.list", scope.include_collections, names, scope.literal),
         ("collection.exclude.list", scope.exclude_collections, names, scope.literal),
-        ("snapshot.include.collection.list", snapshot.collections, inside_names, False),
+        ("snapshot.include.collection.list", chosen, inside_names, False),
         ("snapshotFilters", snapshot.filters or (), inside_names, True),
     ]
     for option, entries, present, are_names in entries_of:
         for entry in entries:
-            if entry in present or (not are_names and any(map(compiled(entry).fullmatch, present))):
+            if entry in present if are_names else any(map(compiled(entry).fullmatch, present)):
                 continue
             close = get_close_matches(entry, present, n=1) if are_names else []
             yield f"{entry} of {option}" + (f" (did you mean {close[0]}?)" if close else "")

@@ -23,7 +23,7 @@ _MAX_DOUBLINGS = 30
 # collection that was dropped or renamed meanwhile. Servers give most of them a label, but only in
 # replies of change streams.
 _TRANSIENT = frozenset(
-    {6, 7, 26, 43, 63, 89, 91, 134, 175, 189, 234, 237, 262, 9001, 10107, 11600, 11602, 13388,
+    {6, 7, 26, 43, 63, 89, 91, 133, 134, 175, 189, 234, 237, 262, 9001, 10107, 11600, 11602, 13388,
      13435, 13436}
 )  # fmt: skip
 _Result = TypeVar("_Result")

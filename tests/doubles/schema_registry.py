@@ -95,7 +95,7 @@ def serving(
             self.send_response(status)
             self.send_header("Content-Type", _TYPE)
             if 300 <= status < 400:
-                self.send_header("Location", "https://elsewhere/")
+                self.send_header("Location", f"//elsewhere{self.path}")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)

@@ -368,6 +368,7 @@ def test_a_pattern_matches_what_java_s_matches(
     ("pattern", "named"),
     [
         ("[a-z&&[^b]]", "intersection of classes"), ("[a[b]]", "class within a class"),
+        ("a{,2}", "{,"), ("(?x)a", "the flags x"),
         (r"\p{L}", r"\\p{L}"), (r"[\P{Digit}]", r"\\P{Digit}"), (r"\h", r"\\h"), (r"(a)\1", r"\\1"),
         (r"(?<n>a)\k<n>", r"\\k"), (r"\z", r"\\z"), ("(?u)a", "flags u"),
         ("a\\", "backslash at the end"), ("(", "not a regular expression"),
@@ -382,6 +383,14 @@ def test_the_translation_is_of_pcre_too() -> None:
     assert translation(r"(?<a>\Qx.\E)\p{Lower}\u00e9") == r"(?:x\.)[a-z]é"
 
 
+def test_a_snapshot_reads_those_collections_whose_events_the_servers_send() -> None:
+    scope = parse_options({"uri": URI, "collection.include.list": r"shop.a+b,shop\.c"}).scope
+    [stage] = scope.stages
+    sent = stage["$match"]["$or"][0]["$expr"]["$regexMatch"]["regex"]
+    for name in ("ab", "AAB", "a+b", "c", "c\n"):
+        assert scope.accepts("shop", name) == bool(re.search(sent, f"shop.{name}", re.I)), name
+
+
 def test_namespaces_become_options() -> None:
     assert namespace_options([]) == {}
     assert namespace_options(["shop"]) == {"database": "shop"}
@@ -390,5 +399,8 @@ def test_namespaces_become_options() -> None:
         "collection.include.list": "shop.a,crm.b",
         "filters.match.mode": "literal",
     }
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match="cannot be mixed"):
         namespace_options(["shop", "crm.b"])
+    for names in (["shop.a,b"], ["shop.a,shop.b", "crm.b"]):
+        with pytest.raises(OptionError, match=r"'shop.a,.*' has a comma"):
+            namespace_options(names)

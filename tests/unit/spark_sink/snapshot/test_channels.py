@@ -51,6 +51,10 @@ def test_a_waiting_signal_that_is_written_again_is_read_again(tmp_path: Path) ->
     (tmp_path / "a.json").write_text('{"id": "second"}')
     times[0] += 2.0
     assert received(folder) == [("second", True)]
+    (tmp_path / "a.json").write_text('{"id": "the third"}')
+    folder.remove({digest("second")})
+    times[0] += 2.0
+    assert received(folder, "second") == [("the third", True)]
 
 
 def test_processed_signals_that_cannot_be_removed_end_the_query(tmp_path: Path) -> None:

@@ -27,10 +27,11 @@ def identifiers(reader: ChunkReader) -> list[tuple[Timestamp, int]]:
     return [(event["clusterTime"], event["documentKey"]["_id"]) for event in events]
 
 
-def test_outside_of_the_history_window_a_chunk_is_read_at_the_newest_time() -> None:
-    documents = ServerReplies([1, OperationFailure("too old", 239)], [1, 2, 3])
+def test_after_an_outage_longer_than_the_window_a_chunk_is_read_at_the_newest_time() -> None:
+    no_primary = OperationFailure("no host matches the read preference", 133)
+    documents = ServerReplies([no_primary], [1, OperationFailure("too old", 239)], [1, 2, 3])
     assert identifiers(chunk_reader(documents)) == [(MARK, 1), (LATER, 2), (LATER, 3)]
-    assert documents.asked[1] == {"level": "snapshot", "atClusterTime": LATER}
+    assert documents.asked[2] == {"level": "snapshot", "atClusterTime": LATER}
 
 
 def test_without_reads_at_a_time_the_time_is_taken_before_the_read() -> None:
@@ -53,6 +54,12 @@ def test_a_collection_that_is_renamed_as_its_read_begins_is_read() -> None:
     documents = ServerReplies([], [1, 2], names=["c", "d"])
     assert [number for _, number in identifiers(chunk_reader(documents))] == [1, 2]
     assert identifiers(chunk_reader(ServerReplies([]))) == []
+
+
+def test_a_read_goes_on_at_any_id_that_servers_store() -> None:
+    later = bson.DatetimeMS(1 << 50)  # beyond Python's years
+    documents = ServerReplies([1, later, AutoReconnect("away")], [later, bson.MaxKey()])
+    assert sum(len(run) for run in chunk_reader(documents).runs()) == 3
 
 
 def test_a_shard_key_within_the_id_is_read_with_the_id() -> None:

@@ -60,6 +60,7 @@ def test_a_signal_has_debeziums_format() -> None:
     ("document", "message"),
     [
         ({}, "type must be one of"),
+        ({"type": {"name": "log"}}, "type must be one of"),
         ({"type": "execute-snapshot"}, "name the collections to read"),
         (signal(data_collections="shop.orders"), "must be an array"),
         (signal(data_collections=["shop.(orders"]), "not a regular expression"),
@@ -317,9 +318,13 @@ def test_a_snapshot_is_stopped_partly_or_completely() -> None:
     assert aborted == {"signal": "u", "data_collections": "a.x"}
     query.take("n", signal("stop-snapshot", data_collections=["a.x"]))
     query.take("z", signal("stop-snapshot", data_collections=["b.z"]))
+    query.planner.present.append(["b", "new"])
+    query.take("o", signal(data_collections=["b.new"]))
+    query.take("p", signal("stop-snapshot", data_collections=["b.new"]))
     assert [each.id for each in query.queue.requests] == ["s"]
     told = [(each["id"], each["type"]) for each in query.queue.batch.notifications]
-    assert told[-3:] == [("n", "REFUSED"), ("s", "ABORTED"), ("t", "ABORTED")]
+    assert told[-5:-2] == [("n", "REFUSED"), ("s", "ABORTED"), ("t", "ABORTED")]
+    assert told[-2:] == [("s", "ABORTED"), ("o", "ABORTED")]
     assert query.batch(v=signal("stop-snapshot", type="incremental")) == []
     assert query.queue.requests == ()
     assert query.queue.batch.ending is None
