@@ -51,15 +51,12 @@ class ScriptedMember:
     Attributes:
         entries: the oplog: (cluster time, event or None for a no-op).
         hosts: the addresses of all members if there are several.
-        tags: this member's tags.
-        cut_after: bytes to send before all connections are cut.
         slow: seconds that a command takes, by command name.
         oplog_size: the oplog's size that collStats reports; if 0, collStats fails.
         unreplicated: whether no-op writes never reach a majority.
         waiting: the number of getMores that wait for the oplog to grow.
         waits: whether getMores wait for events at all.
         noted_times: the maxClusterTime of each note request.
-        shows: the last cluster time of the oplog that cursors see; None is all of it.
         matches: returns whether a pipeline lets an event through.
         belongs: returns whether an event belongs to a cursor's namespace.
     """
@@ -81,14 +78,11 @@ class ScriptedMember:
     hang: set[str] = field(default_factory=set)
     slow: dict[str, float] = field(default_factory=dict)
     hosts: list[str] = field(default_factory=list)
-    tags: dict[str, str] = field(default_factory=dict)
-    cut_after: int | None = None
     oplog_size: int = 0
     unreplicated: bool = False
     waiting: int = 0
     waits: bool = True
     noted_times: list[Timestamp] = field(default_factory=list)
-    shows: Timestamp | None = None
     matches: Callable[[Sequence[dict[str, Any]], dict[str, Any]], bool] = lambda *_: True
     belongs: Callable[[str, dict[str, Any]], bool] = lambda *_: True
     _ids: int = 1000
@@ -187,26 +181,13 @@ class ScriptedMember:
                     return
                 reply = bson.encode(await self._answer(command))
                 build = build_msg if message.op_code == OP_MSG else build_op_reply
-                await self._send(writer, build(reply, request_id=1, response_to=message.request_id))
+                writer.write(build(reply, request_id=1, response_to=message.request_id))
+                await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, ProtocolError):
             pass
         finally:
             self.writers.discard(writer)
             writer.close()
-
-    async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
-        if self.cut_after is not None and len(data) >= self.cut_after:
-            writer.write(data[: self.cut_after])
-            self.cut_after = None
-            await writer.drain()
-            # The bytes already written are sent before the cut.
-            writer.transport.close()
-            self.cut()
-            return
-        if self.cut_after is not None:
-            self.cut_after -= len(data)
-        writer.write(data)
-        await writer.drain()
 
     async def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
         name = next(iter(command))
@@ -222,17 +203,11 @@ class ScriptedMember:
         reply = await handler(command)
         return {"ok": 1.0, **reply, **self._times()}
 
-    @property
-    def _shown(self) -> list[tuple[Timestamp, dict[str, Any] | None]]:
-        if self.shows is None:
-            return self.entries
-        return [entry for entry in self.entries if entry[0] <= self.shows]
-
     def _times(self) -> dict[str, Any]:
         signature = {"hash": bytes(20), "keyId": Int64(0)}
         return {
             "$clusterTime": {"clusterTime": self.now, "signature": signature},
-            "operationTime": self._shown[-1][0] if self._shown else Timestamp(1, 1),
+            "operationTime": self.entries[-1][0] if self.entries else Timestamp(1, 1),
         }
 
     async def _hello(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -250,7 +225,6 @@ class ScriptedMember:
             "hosts": self.hosts or [me],
             "me": me,
             **({"primary": me} if self.primary else {}),
-            **({"tags": self.tags} if self.tags else {}),
             **({"configsvr": 2} if self.set_name == "cfg" else {}),
             "maxBsonObjectSize": 16777216,
             "maxMessageSizeBytes": 48000000,
@@ -343,8 +317,8 @@ class ScriptedMember:
         last = batch[-1]["_id"]["_data"] if batch else cursor.after
         full = len(batch) == command["batchSize"]
         closed = bool(batch) and batch[-1]["operationType"] == "invalidate" and not full
-        if len(batch) == len(events) and self._shown and not closed:
-            last = max(last, mark_token(self._shown[-1][0]))
+        if len(batch) == len(events) and self.entries and not closed:
+            last = max(last, mark_token(self.entries[-1][0]))
         cursor.after = max(cursor.after, last)
         if closed:
             del self.cursors[number]
@@ -358,7 +332,7 @@ class ScriptedMember:
 
     def _beyond(self, cursor: _Cursor) -> list[dict[str, Any]]:
         token = cursor.after
-        events = [event for _, event in self._shown if event is not None]
+        events = [event for _, event in self.entries if event is not None]
         shown = [
             event
             for event in events

@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from bson.timestamp import Timestamp
 
 from router.request.stream_request import StreamRequest
 from router.stream.merge.merged_stream import MergedStream
-from router.stream.merge.merger import Merger
 from router.stream.readers.log_reader import MAX_BATCH_BYTES, Batch, LogReader
 from router.stream.readers.resume_point import starting_point
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, version_of
@@ -95,20 +94,6 @@ class PrivateStream(MergedStream):
         return self.log_reader.take(max_events, max_bytes)
 
 
-class OneReader(Protocol):
-    """A stream and its one reader."""
-
-    @property
-    def merger(self) -> Merger: ...
-
-    def batch_arrived(self, remote: int, batch: CursorBatch) -> None: ...
-
-    @property
-    def ready(self) -> bool: ...
-
-    def take(self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES) -> Batch: ...
-
-
 @dataclass
 class Driver:
     """Runs a stream with one reader against scripts; ``rnd`` makes every choice.
@@ -116,7 +101,7 @@ class Driver:
     ``reopened`` returns the script of a shard that is reopened after an invalidate.
     """
 
-    stream: OneReader
+    stream: PrivateStream
     scripts: Mapping[str, Script]
     rnd: Random
     reopened: Callable[[str, bytes], Script] | None = None

@@ -7,8 +7,6 @@ from router.limits.memory import weight
 from router.stream.merge.merger import BLOCK_EVENTS, MergeInput, MergeOrderError, Merger
 from shard_client.remote_cursor.cursor_reply import KeyedToken
 
-LOWEST, HIGHEST = b"", b"\xff"
-
 
 def key(number: int) -> bytes:
     return b"%06d" % number
