@@ -95,27 +95,16 @@ def test_broken_watermarks_are_errors_without_effect(numbers, watermark, message
     assert (made.low_watermark, made.remotes[0].buffered, made.ready) == (key(5), 0, False)
 
 
-class TestTopologyRemote:
-    """When the config server's watermark may be the mark (docs/protocol.md#sharded-cluster)."""
-
-    def make(self) -> Merger:
-        made = Merger()
-        made.add_remote(remote(topology=True))
-        made.add_remote(remote())
-        add(made, 1, [], 99)
-        return made
-
-    def mark_after(self, made: Merger, numbers: Sequence[int], watermark: int) -> bytes | None:
+def test_only_an_advanced_watermark_without_events_is_the_high_water_mark():
+    """Of the config server: docs/protocol.md#sharded-cluster."""
+    made = Merger()
+    made.add_remote(remote(topology=True))
+    made.add_remote(remote())
+    add(made, 1, [], 99)
+    add(made, 0, [], 6)
+    for numbers, watermark, mark in (([], 7, b"p7"), ([8], 8, None), ([], 8, None), ([], 9, b"p9")):
         add(made, 0, numbers, watermark)
-        return made.high_water_mark and made.high_water_mark.token
-
-    def test_only_an_advanced_watermark_without_events_is_the_high_water_mark(self):
-        made = self.make()
-        self.mark_after(made, [], 6)
-        assert self.mark_after(made, [], 7) == b"p7"
-        assert self.mark_after(made, [8], 8) is None
-        assert self.mark_after(made, [], 8) is None
-        assert self.mark_after(made, [], 9) == b"p9"
+        assert (made.high_water_mark and made.high_water_mark.token) == mark
 
 
 def test_remotes_behind_a_key_are_listed():
