@@ -116,6 +116,15 @@ class Driver:
     def events(self) -> list[bytes]:
         return [event for taken in self.taken for event in taken.events]
 
+    def follow(self, stream: PrivateStream, reader: LogReader | None) -> None:
+        """Continue with another stream; a reader moves to it."""
+        self.stream = stream
+        if reader is not None:
+            reader.continue_on(stream)
+            stream.log_reader = reader
+        self.pending.clear()
+        self.follow_merge()
+
     def follow_merge(self) -> None:
         """Open, reopen and close remotes, so that those of the merge are open."""
         remotes = self.stream.merger.remotes

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import bson
@@ -30,15 +31,6 @@ class _Intake(FairLimit):
         await super().admit(client, size)
 
 
-class _Client:
-    """A client that has to log in with nothing."""
-
-    login = user = None
-
-    def __init__(self, host: str) -> None:
-        self.host = host
-
-
 async def test_a_compressed_message_is_received_when_there_is_room_for_both_its_sizes() -> None:
     plain = build_msg(bson.encode({"ping": os.urandom(100_000), "$db": "admin"}), request_id=1)
     frame = compress_frame(plain, _ZLIB)
@@ -47,9 +39,9 @@ async def test_a_compressed_message_is_received_when_there_is_room_for_both_its_
     shared.intake = intake = _Intake(both + len(frame))
 
     def connect(host: str) -> tuple[FedTransport, Incoming]:
-        stream, client = FrameStream(), _Client(host)
-        made: Any = client
-        return FedTransport(stream), Incoming(stream, made, shared)
+        stream = FrameStream()
+        client: Any = SimpleNamespace(host=host, login=None, user=None)
+        return FedTransport(stream), Incoming(stream, client, shared)
 
     async def send(transport: FedTransport) -> None:
         sent = 0

@@ -91,12 +91,8 @@ class WanderingDriver(Driver):
             start = {"startAtOperationTime": cluster_time_of(reader.needs)}
             version = next(each for each, of in self.of_version.items() if of is self.scripts)
         shards, spans = len(self.scripts) - 1, () if resumes else reader.needs_spans
-        self.stream = make(options=start, shards=shards, version=version, spans=spans)
-        if not resumes:
-            reader.continue_on(self.stream)
-            self.stream.log_reader = reader
-        self.pending.clear()
-        self.follow_merge()
+        stream = make(options=start, shards=shards, version=version, spans=spans)
+        self.follow(stream, None if resumes else reader)
         return taken
 
 
@@ -218,16 +214,13 @@ class MovingDriver(Driver):
         taken = super().take()
         if not taken.closed and self.rnd.random() < 0.4:
             reader = self.stream.log_reader
-            self.stream = make(
+            stream = make(
                 options={"startAtOperationTime": cluster_time_of(reader.needs)},
                 target="c",
                 shards=len(self.scripts) - 1,
                 spans=reader.needs_spans,
             )
-            reader.continue_on(self.stream)
-            self.stream.log_reader = reader
-            self.pending.clear()
-            self.follow_merge()
+            self.follow(stream, reader)
         return taken
 
 
