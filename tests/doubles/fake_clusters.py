@@ -32,9 +32,6 @@ class VersionedConnection:
         assert (database, command) == ("admin", {"buildInfo": 1})
         return {"version": self.version, "ok": 1.0}
 
-    async def close(self) -> None:
-        self.closed = True
-
 
 class VersionedServers:
     """Shards, config server and upstream by name, with their versions.

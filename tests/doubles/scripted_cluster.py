@@ -104,11 +104,11 @@ class ScriptedCluster:
             await member.stop()
 
 
-async def read_until(cursor: MergedCursor, count: int, time: float = PATIENCE) -> list[int]:
-    """Read until ``count`` events have arrived; fail if none arrives for ``time`` seconds."""
+async def read_until(cursor: MergedCursor, count: int) -> list[int]:
+    """Read until ``count`` events have arrived; fail if none arrives for a while."""
     found: list[int] = []
     while len(found) < count:
-        batch = await cursor.next_batch(None, time)
+        batch = await cursor.next_batch(None, PATIENCE)
         assert batch.events, f"only {found}"
         found += numbers(batch)
     return found

@@ -127,26 +127,14 @@ class ScriptedMember:
         self._append(ts, event)
         return token
 
-    def update(
-        self, ts: Timestamp | int, number: int = 1, collection: str = "c", **fields: Any
-    ) -> str:
-        """Write the update of the document ``{_id: number}``; return its token."""
-        if isinstance(ts, int):
-            ts = Timestamp(ts, 1)
-        token = event_token(ts, number)
-        self._append(
-            ts,
-            {
-                "_id": {"_data": token},
-                "operationType": "update",
-                "clusterTime": ts,
-                "ns": {"db": "db", "coll": collection},
-                "documentKey": {"_id": number},
-                "updateDescription": {"updatedFields": {}, "removedFields": []},
-                **fields,
-            },
-        )
-        return token
+    def update(self, second: int, number: int) -> None:
+        """Write the update of the document ``{_id: number}`` of the collection c."""
+        ts = Timestamp(second, 1)
+        event = {"_id": {"_data": event_token(ts, number)}, "clusterTime": ts}
+        event |= {"operationType": "update", "ns": {"db": "db", "coll": "c"}}
+        described: dict[str, Any] = {"updatedFields": {}, "removedFields": []}
+        event |= {"documentKey": {"_id": number}, "updateDescription": described}
+        self._append(ts, event)
 
     def noop(self, ts: Timestamp | int) -> None:
         """Write a no-op."""

@@ -35,10 +35,3 @@ def event(data: str, **fields: Any) -> tuple[bytes, bytes]:
     """Return an event with its sort key."""
     body = {"_id": {"_data": data}, "operationType": "insert", **fields}
     return data.encode(), bson.encode(body)
-
-
-def shard_event(time: int, operation: str, shard: str, **more: Any) -> tuple[bytes, bytes]:
-    """Return an event on ``config.shards`` about ``shard``."""
-    fields: dict[str, Any] = {"documentKey": {"_id": shard}, **more}
-    number = 1 + (int(shard[-1]) if shard[-1].isdigit() else 0)
-    return event(data_of(time, number), **{**fields, "operationType": operation})

@@ -18,7 +18,6 @@ from router.server.client_message import read_message
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.wire.documents import CODEC, decode
 from shard_client.wire.frames import MORE_TO_COME, build_msg
-from tests.doubles.old_driver import build_op_query
 from tests.unit.shard_client.bson_values import documents
 
 SMALL = 16
@@ -125,7 +124,8 @@ async def test_a_body_after_its_sequences_is_accepted() -> None:
 
 async def test_a_wrapped_query_is_unwrapped() -> None:
     query = bson.encode({"$query": {"isMaster": 1}, "$readPreference": {"mode": "primary"}})
-    request = await read_message(build_op_query("db.$cmd", query, request_id=1))
+    content = b"\0\0\0\0db.$cmd\0" + struct.pack("<ii", 0, -1) + query
+    request = await read_message(struct.pack("<iiii", 16 + len(content), 1, 0, 2004) + content)
     assert request.name == "isMaster"
     assert request.database(await request.command(PAUSE)) == "db"
 

@@ -19,19 +19,13 @@ def merger(remotes: int) -> Merger:
     return made
 
 
-def remote(*, topology: bool = False, watermark: bytes = b"") -> MergeInput:
-    at = Timestamp(1, 1)
-    return MergeInput("", "", at, topology=topology, watermark=watermark)
+def remote(*, topology: bool = False) -> MergeInput:
+    return MergeInput("", "", Timestamp(1, 1), topology=topology)
 
 
 def event(number: int, remote: int, filler: bytes = b"") -> tuple[bytes, bytes]:
     """Return a sort key and an event that encodes the key and its remote."""
     return key(number), b"%d:%d:" % (number, remote) + filler
-
-
-def origin(raw: bytes) -> tuple[int, int]:
-    number, remote, _ = raw.split(b":", 2)
-    return int(number), int(remote)
 
 
 def arrive(

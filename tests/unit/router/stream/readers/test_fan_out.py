@@ -48,8 +48,8 @@ class Reading:
         while self.stream.release():
             pass
 
-    def view(self, stream_filter: StreamFilter, after: bytes = first_key(START)) -> PartialView:
-        return self.fan_out.open(stream_filter, after)
+    def view(self, stream_filter: StreamFilter) -> PartialView:
+        return self.fan_out.open(stream_filter, first_key(START))
 
     def step(self) -> None:
         """Pass one part of the events on."""
