@@ -35,6 +35,30 @@ def mark_token(ts: Timestamp) -> str:
     return f"82{ts.time:08X}{ts.inc:08X}2B0229296E04"
 
 
+def hello_of(
+    set_name: str, port: int, wire_version: int, *, primary: bool = True
+) -> dict[str, Any]:
+    """Return the answer to a hello of the only member of a set; "cfg" is a config server's."""
+    me = f"127.0.0.1:{port}"
+    return {
+        "isWritablePrimary": primary,
+        "ismaster": primary,
+        "secondary": not primary,
+        "helloOk": True,
+        "setName": set_name,
+        "setVersion": 1,
+        "hosts": [me],
+        "me": me,
+        **({"primary": me} if primary else {}),
+        **({"configsvr": 2} if set_name == "cfg" else {}),
+        "maxBsonObjectSize": 16777216,
+        "maxMessageSizeBytes": 48000000,
+        "maxWriteBatchSize": 100000,
+        "minWireVersion": 0,
+        "maxWireVersion": wire_version,
+    }
+
+
 @dataclass
 class _Cursor:
     cursor_id: int
@@ -201,25 +225,9 @@ class ScriptedMember:
     async def _hello(self, command: dict[str, Any]) -> dict[str, Any]:
         if "topologyVersion" in command:
             await asyncio.sleep(command.get("maxAwaitTimeMS", 0) / 1000)
-        me = f"127.0.0.1:{self.port}"
-        return {
-            "isWritablePrimary": self.primary,
-            "ismaster": self.primary,
-            "secondary": not self.primary,
-            "helloOk": True,
-            "setName": self.set_name,
-            "setVersion": 1,
-            "topologyVersion": {"processId": _PROCESS, "counter": Int64(0)},
-            "hosts": self.hosts or [me],
-            "me": me,
-            **({"primary": me} if self.primary else {}),
-            **({"configsvr": 2} if self.set_name == "cfg" else {}),
-            "maxBsonObjectSize": 16777216,
-            "maxMessageSizeBytes": 48000000,
-            "maxWriteBatchSize": 100000,
-            "minWireVersion": 0,
-            "maxWireVersion": self.wire_version,
-        }
+        hello = hello_of(self.set_name, self.port, self.wire_version, primary=self.primary)
+        hello["topologyVersion"] = {"processId": _PROCESS, "counter": Int64(0)}
+        return {**hello, "hosts": self.hosts or hello["hosts"]}
 
     _ismaster = _hello
 

@@ -15,7 +15,7 @@ from router.catalog.cluster import Cluster, MemberDialer
 from router.limits.memory import Holding, Memory
 from router.lookup.upstream_reads import Result, UpstreamReads
 from router.stream_settings import StreamSettings
-from shard_client.errors import CommandError, WrongServerError, is_resumable
+from shard_client.errors import CommandError, is_resumable
 from shard_client.wire.connection import Connection
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember
@@ -187,12 +187,6 @@ async def test_a_replica_set_is_its_only_shard_and_its_own_catalog(started: Star
     assert (cluster.known_shards, cluster.catalog) == ({"rs0"}, "rs0")
     await cluster.command("rs0", "admin", {"ping": 1}, PATIENCE)
     assert not member.commands["find"]
-
-
-async def test_a_config_server_is_no_replica_set(started: Started, config: ScriptedMember):
-    cluster = started.cluster(config.host, sharded=False)
-    with pytest.raises(WrongServerError, match="is a config server: name it in"):
-        await cluster.command("cfg", "admin", {"ping": 1}, PATIENCE)
 
 
 async def replica_set(started: Started) -> tuple[ScriptedMember, ScriptedMember, Cluster]:

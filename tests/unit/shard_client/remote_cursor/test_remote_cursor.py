@@ -121,36 +121,22 @@ async def test_an_invalidate_that_fills_its_reply_ends_the_cursor(
     assert connection.closed == ahead, "with a request in flight, it serves nobody else"
 
 
-async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
-    reader = Reader(member, replace(SETTINGS, reply_timeout=0.3, close_timeout=4.0))
-    reader.start()
-    await until(lambda: member.commands["getMore"] > 1)
-    member.hang.add("getMore")
-    await until(lambda: member.commands["hello"] >= 3)
-    assert reader.distrusted == []
-    assert reader.failures == []
-    async with asyncio.timeout(PATIENCE):
-        await reader.close()
-
-
-@pytest.mark.parametrize("refuses", [False, True], ids=["all brief uses taken", "an error reply"])
-async def test_a_member_is_not_abandoned_for_a_hello_that_it_does_not_get_or_refuses(
-    member: ScriptedMember, refuses: bool
-):
+@pytest.mark.parametrize("hello", ["is answered", "finds all brief uses taken", "is refused"])
+async def test_a_slow_member_is_not_abandoned_for_any_hello(member: ScriptedMember, hello: str):
     reader = Reader(member, replace(SETTINGS, reply_timeout=0.3, close_timeout=4.0))
     reader.start()
     await until(lambda: member.commands["getMore"] > 1)
     async with AsyncExitStack() as probes:
-        for _ in range(PoolLimits().most_brief):
+        for _ in range(0 if hello == "is answered" else PoolLimits().most_brief):
             address = ("127.0.0.1", member.port)
             await probes.enter_async_context(reader.pool.borrow(address, PATIENCE))
         sent = member.commands["hello"]
-        if refuses:
+        if hello == "is refused":
             member.failures["hello"] = [{"ok": 0.0, "code": 11600, "errmsg": "shutting down"}]
         member.hang.add("getMore")
         await until(lambda: member.commands["hello"] >= sent + 2)
     assert reader.sent.openings == 1
-    assert reader.distrusted == []
+    assert reader.distrusted == reader.failures == []
     member.hang.clear()
     async with asyncio.timeout(PATIENCE):
         await reader.close()
