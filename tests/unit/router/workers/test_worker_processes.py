@@ -238,7 +238,11 @@ async def test_connections_of_two_ports_are_placed_by_the_same_answers(
     dispatcher = ConnectionDispatcher(ConnectionLimit(10))
     ports = [await dispatcher.open(port, ["127.0.0.1"], 0) for port in ("driver", "feed")]
     dispatcher.listen()
-    ends = [Channel(theirs) for theirs in (_child(dispatcher, 1), _child(dispatcher, 2))]
+    ends = []
+    for number in (1, 2):
+        ours, theirs = map(Channel, socket_pair())
+        dispatcher.add(Child(number, None, ours))  # type: ignore[arg-type]
+        ends.append(theirs)
     reports = [asyncio.create_task(_read(child)) for child in dispatcher.children.values()]
     dispatching = asyncio.create_task(dispatcher.dispatch())
     async with asyncio.timeout(PATIENCE):
@@ -260,13 +264,6 @@ async def test_connections_of_two_ports_are_placed_by_the_same_answers(
     for task in (dispatching, *reports):
         task.cancel()
     dispatcher.close()
-
-
-def _child(dispatcher: ConnectionDispatcher, number: int) -> socket.socket:
-    """Add a worker to the dispatcher; return the worker's end of its channel."""
-    ours, theirs = socket_pair()
-    dispatcher.add(Child(number, None, Channel(ours)))  # type: ignore[arg-type]
-    return theirs
 
 
 async def _read(child: Child) -> None:

@@ -7,7 +7,6 @@ import pytest
 from bson import Timestamp
 
 from router.filters.stream_filter import compile_filter
-from router.request.stream_request import parse_request
 from router.stream.merge.merged_stream import MergedStream
 from router.stream.readers import waiting_readers
 from router.stream.readers.fan_out import FanOut
@@ -17,6 +16,7 @@ from router.stream.readers.waiting_readers import Waiter, WaitingReaders
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
+from tests.doubles.scripted_cluster import stream
 from tests.doubles.scripted_streams import hwm
 from tests.harness.until import PATIENCE
 from tests.unit.router.made_tokens import data_of, event
@@ -36,8 +36,7 @@ class Backlog:
     def __init__(
         self, size: int = 0, kept_bytes: int = 0, passed: Callable[[], None] = lambda: None
     ) -> None:
-        command = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
-        request = parse_request("db", command)
+        request = stream(None)
         self.stream = MergedStream(request, {"s0": "h:1"}, start_at=START, topology_from=START)
         self.fan_out = FanOut(self.stream, kept_bytes)
         self.readers = WaitingReaders(self.stream, self.fan_out)
