@@ -15,8 +15,6 @@ from tests.doubles.scripted_server import Asked, answer_ok, scripted_server
 from tests.harness.facade import WATCH, facade, facade_before
 from tests.harness.raw_client import MORE_TO_COME
 
-STRICT = {"apiVersion": "1", "apiStrict": True}
-
 
 async def test_messages_pass_unchanged_except_their_ids() -> None:
     async with facade_before(answer_ok) as (mongos, _, client):
