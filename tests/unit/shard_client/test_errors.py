@@ -1,4 +1,4 @@
-"""Members' errors as the router reports them to clients and in spans."""
+"""Members' errors in replies and spans, the pauses after them, and the sizes of batches."""
 
 from unittest import mock
 

@@ -18,6 +18,7 @@ from router.stream.remotes.remote import Remote
 from router.stream_settings import StreamSettings
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken, token_of
 from tests.doubles.scripted_streams import PrivateStream, hwm
+from tests.harness.until import until
 from tests.unit.router.stream.streams_by_hand import CONFIG, A, B, at, opened
 
 LIMITS = StreamSettings()
@@ -116,8 +117,8 @@ async def test_several_replies_cause_one_check_and_the_earliest_counts():
     assert not scheduled.written, "an idle member gets a no-op after the delay"
     scheduled.scheduler.noop_done(CONFIG, moved=False)
     scheduled.reply(A, 23, 23)
-    await asyncio.sleep(0.01)
-    assert sorted(scheduled.written) == [CONFIG, B], "the end of a write causes a check at once"
+    # The end of a write causes a check at once.
+    await until(lambda: sorted(scheduled.written) == [CONFIG, B])
     scheduled.scheduler.close()
 
 
@@ -129,8 +130,8 @@ async def test_without_clients_remotes_pause_and_get_no_noops():
     assert (scheduled.cursor(A).wants_pause, scheduled.written) == (True, [])
     scheduled.scheduler.resume_prefetch()
     scheduled.scheduler.check_laggards()
-    await asyncio.sleep(0)
-    assert (scheduled.cursor(A).wants_pause, sorted(scheduled.written)) == (False, [CONFIG, B])
+    await until(lambda: sorted(scheduled.written) == [CONFIG, B])
+    assert not scheduled.cursor(A).wants_pause
     scheduled.scheduler.close()
 
 
