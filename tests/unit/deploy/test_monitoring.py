@@ -36,12 +36,6 @@ def alerts() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def queries() -> list[str]:
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    shown = [target["expr"] for panel in panels for target in panel["targets"]]
-    return shown + [rule["expr"] for rule in alerts()]
-
-
 async def exposed() -> dict[str, set[str]]:
     """Return the labels of every metric by the names that queries use."""
     async with watched_facade() as made, admin_port(made) as port:
@@ -75,7 +69,9 @@ async def test_prometheus_scrapes_with_tls_and_the_token(tmp_path: Path) -> None
 
 async def test_every_metric_of_rules_and_dashboard_exists() -> None:
     known = await exposed()
-    for query in queries():
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    for query in shown + [rule["expr"] for rule in alerts()]:
         for name in re.findall(r"mergerouter_\w+", query):
             assert name in known, f"{name} in {query}"
 
