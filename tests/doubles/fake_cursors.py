@@ -94,7 +94,6 @@ class FakeCursors:
             resources=SimpleNamespace(loads=self.loads, memory=self.memory),
         )
         self.place = Timestamp(1795163220, 1)
-        self.behind = 0.0
         self.departed: Timestamp | None = None
         self.connections: dict[Address, PoolCounts] = {}
         self.pool = SimpleNamespace(counts=self.connections)
@@ -147,7 +146,7 @@ class FakeCursors:
                 "stream": 3,
                 "namespace": each.namespace,
                 "client": "127.0.0.1:5 app",
-                "behindSeconds": self.behind,
+                "behindSeconds": 0.0,
                 "idleSeconds": 0.0,
                 "busy": each.in_use,
             }

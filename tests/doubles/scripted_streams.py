@@ -110,7 +110,6 @@ class Driver:
     begun: dict[int, Timestamp | bytes] = field(default_factory=dict)
     opened: set[str] = field(default_factory=set)
     taken: list[Batch] = field(default_factory=list)
-    arrived: list[int] = field(default_factory=list)
 
     @property
     def events(self) -> list[bytes]:
@@ -151,7 +150,6 @@ class Driver:
             waiting = [remote for remote, batches in self.pending.items() if batches]
             if waiting and self.rnd.random() < 0.7:
                 remote = self.rnd.choice(waiting)
-                self.arrived.append(remote)
                 self.stream.batch_arrived(remote, self.pending[remote].popleft())
                 self.follow_merge()
             elif self.stream.ready or self.rnd.random() < 0.2:
