@@ -32,9 +32,6 @@ class VersionedConnection:
         assert (database, command) == ("admin", {"buildInfo": 1})
         return {"version": self.version, "ok": 1.0}
 
-    async def close(self) -> None:
-        self.closed = True
-
 
 class VersionedServers:
     """Shards, config server and upstream by name, with their versions.
@@ -89,7 +86,7 @@ class OplogConnection:
 
 
 class AnsweringCluster:
-    """One shard and a config server that answer once ``answering`` is set.
+    """One shard and a config server that answer while ``answering`` is set, as it is at first.
 
     ``entry`` is their oplog's first, ``privileges`` those of the user of ``access``. The shard list
     cannot be read if there is a ``failure``.
@@ -97,6 +94,7 @@ class AnsweringCluster:
 
     def __init__(self) -> None:
         self.answering = asyncio.Event()
+        self.answering.set()
         self.entry: dict[str, Any] = {"ts": Timestamp(100, 1), "o": {"msg": "initiating set"}}
         self.sharded, self.catalog = True, "config"
         self.hosts = {"a": "a/host:1"}

@@ -38,7 +38,6 @@ class FakeCursor:
         self.cursor_id, self.namespace, self.owner = cursor_id, namespace, owner
         self.api = "{}"
         self.events: list[bytes] = []
-        self.failure: CommandError | None = None
         self.ended = False
         self.in_use = False
         self.waiting = asyncio.Event()
@@ -48,10 +47,6 @@ class FakeCursor:
         self.events.extend(events)
         self._more.set()
 
-    def fail(self, error: CommandError) -> None:
-        self.failure = error
-        self._more.set()
-
     def end(self) -> None:
         self.ended = True
         self._more.set()
@@ -59,7 +54,7 @@ class FakeCursor:
     close = end
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
-        if not self.events and not self.failure and not self.ended:
+        if not self.events and not self.ended:
             self.waiting.set()
             try:
                 async with asyncio.timeout(max_time):
@@ -67,8 +62,6 @@ class FakeCursor:
             except TimeoutError:
                 pass
         self._more.clear()
-        if self.failure is not None:
-            raise self.failure
         count = batch_size or len(self.events)
         events, self.events = self.events[:count], self.events[count:]
         closed = self.ended and not self.events
@@ -88,9 +81,6 @@ class FakeCursors:
         )
         self.opened: list[StreamRequest] = []
         self.cursors: dict[int, FakeCursor] = {}
-        self.ended_sessions: list[bytes] = []
-        self.refreshed_sessions: list[bytes] = []
-        self.failure: CommandError | None = None
         self.first: list[bytes] = []
         self.new_id: Callable[[], int] = count(2**62 + 1).__next__
         self.loads = StreamLoads()
@@ -104,7 +94,6 @@ class FakeCursors:
             resources=SimpleNamespace(loads=self.loads, memory=self.memory),
         )
         self.place = Timestamp(1795163220, 1)
-        self.behind = 0.0
         self.departed: Timestamp | None = None
         self.connections: dict[Address, PoolCounts] = {}
         self.pool = SimpleNamespace(counts=self.connections)
@@ -119,8 +108,6 @@ class FakeCursors:
         request_bytes: int = 0,
     ) -> tuple[FakeCursor, Batch]:
         self.opened.append(request)
-        if self.failure is not None:
-            raise self.failure
         cursor = FakeCursor(self.new_id(), request.namespace, owner)
         cursor.api = api
         self.cursors[cursor.cursor_id] = cursor
@@ -159,7 +146,7 @@ class FakeCursors:
                 "stream": 3,
                 "namespace": each.namespace,
                 "client": "127.0.0.1:5 app",
-                "behindSeconds": self.behind,
+                "behindSeconds": 0.0,
                 "idleSeconds": 0.0,
                 "busy": each.in_use,
             }
@@ -181,10 +168,5 @@ class FakeCursors:
             (not_found if gone is None else killed).append(cursor_id)
         return killed, not_found
 
-    def end_sessions(
-        self, lsids: Iterable[bytes], user: str | None = None, *, busy: bool = False
-    ) -> None:
-        self.ended_sessions.extend(lsids)
-
-    def refresh_sessions(self, lsids: Iterable[bytes], user: str | None = None) -> None:
-        self.refreshed_sessions.extend(lsids)
+    def end_sessions(self, *_: Any, **_options: Any) -> None:
+        """Do nothing: these cursors have no sessions."""

@@ -12,8 +12,6 @@ class FedTransport(asyncio.Transport):
         super().__init__()
         self.stream = stream
         self.paused = False
-        self.written: list[bytes] = []
-        self.aborted = False
         stream.connection_made(self)
 
     def feed(self, data: bytes) -> int:
@@ -28,9 +26,6 @@ class FedTransport(asyncio.Transport):
             taken += len(piece)
         return taken
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written.append(bytes(data))
-
     def pause_reading(self) -> None:
         assert not self.paused
         self.paused = True
@@ -38,6 +33,3 @@ class FedTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         assert self.paused
         self.paused = False
-
-    def abort(self) -> None:
-        self.aborted = True

@@ -13,6 +13,8 @@ from typing import Any, Protocol, cast
 import bson
 from bson import Int64, Timestamp
 
+from tests.doubles.scripted_member import hello_of
+
 _HEADER = struct.Struct("<iiii")
 _OP_REPLY, _OP_QUERY, _OP_MSG = 1, 2004, 2013
 _NOW = Timestamp(1_800_000_000, 1)
@@ -89,7 +91,7 @@ class ReplayMember:
     def _control(self, name: str, command: dict[str, Any]) -> dict[str, Any]:
         reply: dict[str, Any] = {}
         if name.lower() in ("hello", "ismaster"):
-            reply = self._hello(name)
+            reply = hello_of(self.set_name, self.port, self.wire_version)
         elif name == "find":
             found = self.documents.get(command["find"], [])
             namespace = f"{command['$db']}.{command['find']}"
@@ -105,27 +107,6 @@ class ReplayMember:
             reply = {"version": "6.0.15", "versionArray": [6, 0, 15, 0]}
         clock = {"clusterTime": self.now, "signature": {"hash": bytes(20), "keyId": Int64(0)}}
         return {**reply, "ok": 1.0, "$clusterTime": clock, "operationTime": self.now}
-
-    def _hello(self, name: str) -> dict[str, Any]:
-        me = f"127.0.0.1:{self.port}"
-        return {
-            "ismaster" if name.lower() == "ismaster" else "isWritablePrimary": True,
-            "helloOk": True,
-            "setName": self.set_name,
-            "setVersion": 1,
-            "hosts": [me],
-            "me": me,
-            "primary": me,
-            "secondary": False,
-            **({"configsvr": 2} if self.set_name == "cfg" else {}),
-            "maxBsonObjectSize": 16777216,
-            "maxMessageSizeBytes": 48000000,
-            "maxWriteBatchSize": 100000,
-            "logicalSessionTimeoutMinutes": 30,
-            "minWireVersion": 0,
-            "maxWireVersion": self.wire_version,
-            "readOnly": False,
-        }
 
 
 class _Wire(asyncio.Protocol):

@@ -20,6 +20,7 @@ class ScramServer:
         self.skips = skips_empty_exchange
         self.commands: list[dict[str, Any]] = []
         self.changed: dict[str, Any] = {}
+        self.iterations = "4096"
         self._scram: Exchange | None = None
 
     async def command(
@@ -33,7 +34,8 @@ class ScramServer:
                 lambda user: _MECHANISM.make_auth_info(self.password, iteration_count=4096)
             )
             self._scram.set_client_first(payload.decode())
-            answer = self._scram.get_server_first().encode()
+            first = self._scram.get_server_first()
+            answer = first.replace("i=4096", f"i={self.iterations}").encode()
         elif payload:
             assert self._scram is not None
             try:

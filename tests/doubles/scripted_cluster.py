@@ -8,7 +8,7 @@ from typing import Any
 import bson
 from bson import Timestamp
 
-from router.catalog.cluster import Cluster, ReplicaSetFactory
+from router.catalog.cluster import Cluster
 from router.cursors.cursor import MergedCursor, Owner
 from router.cursors.registry import CursorRegistry
 from router.lookup.upstream_reads import Lend
@@ -68,12 +68,11 @@ class ScriptedCluster:
     def registry(
         self,
         limits: StreamSettings = LIMITS,
-        kind: ReplicaSetFactory = ProbedReplicaSet,
         mongos: Lend | None = None,
         **changes: Any,
     ) -> CursorRegistry:
         limits = replace(limits, **changes)
-        cluster = Cluster(self.config.host, limits, replica_set=kind)
+        cluster = Cluster(self.config.host, limits, replica_set=ProbedReplicaSet)
         self.clusters.append(cluster)
         self.registries.append(CursorRegistry(OpenStreams(cluster, limits), mongos=mongos))
         return self.registries[-1]
@@ -105,11 +104,11 @@ class ScriptedCluster:
             await member.stop()
 
 
-async def read_until(cursor: MergedCursor, count: int, time: float = PATIENCE) -> list[int]:
-    """Read until ``count`` events have arrived; fail if none arrives for ``time`` seconds."""
+async def read_until(cursor: MergedCursor, count: int) -> list[int]:
+    """Read until ``count`` events have arrived; fail if none arrives for a while."""
     found: list[int] = []
     while len(found) < count:
-        batch = await cursor.next_batch(None, time)
+        batch = await cursor.next_batch(None, PATIENCE)
         assert batch.events, f"only {found}"
         found += numbers(batch)
     return found

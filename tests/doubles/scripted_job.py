@@ -30,7 +30,8 @@ from spark_sink.snapshot.queue import BatchPart, SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
-from tests.doubles.table_changes import RandomChanges
+from tests.doubles import table_changes
+from tests.doubles.table_changes import Documents, RandomChanges
 
 RECORD = JobRecord(
     tables=("bronze", "messages", "current", "transactions"),
@@ -155,12 +156,9 @@ def rows_in(out: str, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def documents_in(out: str) -> dict[tuple[str, int], dict[str, Any]]:
+def documents_in(out: str) -> Documents:
     """Return the documents of a folder's current table, each of which has one row."""
-    rows = rows_in(out, "current")
-    by_place = {(r["collection"], bson.decode(r["document"])["_id"]): r for r in rows}
-    assert len(by_place) == len(rows)
-    return {place: bson.decode(row["document"]) for place, row in by_place.items()}
+    return table_changes.documents_in(f"{out}/current")
 
 
 def check_tables(out: str, script: Script, record: JobRecord = RECORD) -> None:

@@ -35,6 +35,30 @@ def mark_token(ts: Timestamp) -> str:
     return f"82{ts.time:08X}{ts.inc:08X}2B0229296E04"
 
 
+def hello_of(
+    set_name: str, port: int, wire_version: int, *, primary: bool = True
+) -> dict[str, Any]:
+    """Return the answer to a hello of the only member of a set; "cfg" is a config server's."""
+    me = f"127.0.0.1:{port}"
+    return {
+        "isWritablePrimary": primary,
+        "ismaster": primary,
+        "secondary": not primary,
+        "helloOk": True,
+        "setName": set_name,
+        "setVersion": 1,
+        "hosts": [me],
+        "me": me,
+        **({"primary": me} if primary else {}),
+        **({"configsvr": 2} if set_name == "cfg" else {}),
+        "maxBsonObjectSize": 16777216,
+        "maxMessageSizeBytes": 48000000,
+        "maxWriteBatchSize": 100000,
+        "minWireVersion": 0,
+        "maxWireVersion": wire_version,
+    }
+
+
 @dataclass
 class _Cursor:
     cursor_id: int
@@ -51,15 +75,12 @@ class ScriptedMember:
     Attributes:
         entries: the oplog: (cluster time, event or None for a no-op).
         hosts: the addresses of all members if there are several.
-        tags: this member's tags.
-        cut_after: bytes to send before all connections are cut.
         slow: seconds that a command takes, by command name.
         oplog_size: the oplog's size that collStats reports; if 0, collStats fails.
         unreplicated: whether no-op writes never reach a majority.
         waiting: the number of getMores that wait for the oplog to grow.
         waits: whether getMores wait for events at all.
         noted_times: the maxClusterTime of each note request.
-        shows: the last cluster time of the oplog that cursors see; None is all of it.
         matches: returns whether a pipeline lets an event through.
         belongs: returns whether an event belongs to a cursor's namespace.
     """
@@ -81,14 +102,11 @@ class ScriptedMember:
     hang: set[str] = field(default_factory=set)
     slow: dict[str, float] = field(default_factory=dict)
     hosts: list[str] = field(default_factory=list)
-    tags: dict[str, str] = field(default_factory=dict)
-    cut_after: int | None = None
     oplog_size: int = 0
     unreplicated: bool = False
     waiting: int = 0
     waits: bool = True
     noted_times: list[Timestamp] = field(default_factory=list)
-    shows: Timestamp | None = None
     matches: Callable[[Sequence[dict[str, Any]], dict[str, Any]], bool] = lambda *_: True
     belongs: Callable[[str, dict[str, Any]], bool] = lambda *_: True
     _ids: int = 1000
@@ -133,26 +151,14 @@ class ScriptedMember:
         self._append(ts, event)
         return token
 
-    def update(
-        self, ts: Timestamp | int, number: int = 1, collection: str = "c", **fields: Any
-    ) -> str:
-        """Write the update of the document ``{_id: number}``; return its token."""
-        if isinstance(ts, int):
-            ts = Timestamp(ts, 1)
-        token = event_token(ts, number)
-        self._append(
-            ts,
-            {
-                "_id": {"_data": token},
-                "operationType": "update",
-                "clusterTime": ts,
-                "ns": {"db": "db", "coll": collection},
-                "documentKey": {"_id": number},
-                "updateDescription": {"updatedFields": {}, "removedFields": []},
-                **fields,
-            },
-        )
-        return token
+    def update(self, second: int, number: int) -> None:
+        """Write the update of the document ``{_id: number}`` of the collection c."""
+        ts = Timestamp(second, 1)
+        event = {"_id": {"_data": event_token(ts, number)}, "clusterTime": ts}
+        event |= {"operationType": "update", "ns": {"db": "db", "coll": "c"}}
+        described: dict[str, Any] = {"updatedFields": {}, "removedFields": []}
+        event |= {"documentKey": {"_id": number}, "updateDescription": described}
+        self._append(ts, event)
 
     def noop(self, ts: Timestamp | int) -> None:
         """Write a no-op."""
@@ -187,26 +193,13 @@ class ScriptedMember:
                     return
                 reply = bson.encode(await self._answer(command))
                 build = build_msg if message.op_code == OP_MSG else build_op_reply
-                await self._send(writer, build(reply, request_id=1, response_to=message.request_id))
+                writer.write(build(reply, request_id=1, response_to=message.request_id))
+                await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, ProtocolError):
             pass
         finally:
             self.writers.discard(writer)
             writer.close()
-
-    async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
-        if self.cut_after is not None and len(data) >= self.cut_after:
-            writer.write(data[: self.cut_after])
-            self.cut_after = None
-            await writer.drain()
-            # The bytes already written are sent before the cut.
-            writer.transport.close()
-            self.cut()
-            return
-        if self.cut_after is not None:
-            self.cut_after -= len(data)
-        writer.write(data)
-        await writer.drain()
 
     async def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
         name = next(iter(command))
@@ -222,42 +215,19 @@ class ScriptedMember:
         reply = await handler(command)
         return {"ok": 1.0, **reply, **self._times()}
 
-    @property
-    def _shown(self) -> list[tuple[Timestamp, dict[str, Any] | None]]:
-        if self.shows is None:
-            return self.entries
-        return [entry for entry in self.entries if entry[0] <= self.shows]
-
     def _times(self) -> dict[str, Any]:
         signature = {"hash": bytes(20), "keyId": Int64(0)}
         return {
             "$clusterTime": {"clusterTime": self.now, "signature": signature},
-            "operationTime": self._shown[-1][0] if self._shown else Timestamp(1, 1),
+            "operationTime": self.entries[-1][0] if self.entries else Timestamp(1, 1),
         }
 
     async def _hello(self, command: dict[str, Any]) -> dict[str, Any]:
         if "topologyVersion" in command:
             await asyncio.sleep(command.get("maxAwaitTimeMS", 0) / 1000)
-        me = f"127.0.0.1:{self.port}"
-        return {
-            "isWritablePrimary": self.primary,
-            "ismaster": self.primary,
-            "secondary": not self.primary,
-            "helloOk": True,
-            "setName": self.set_name,
-            "setVersion": 1,
-            "topologyVersion": {"processId": _PROCESS, "counter": Int64(0)},
-            "hosts": self.hosts or [me],
-            "me": me,
-            **({"primary": me} if self.primary else {}),
-            **({"tags": self.tags} if self.tags else {}),
-            **({"configsvr": 2} if self.set_name == "cfg" else {}),
-            "maxBsonObjectSize": 16777216,
-            "maxMessageSizeBytes": 48000000,
-            "maxWriteBatchSize": 100000,
-            "minWireVersion": 0,
-            "maxWireVersion": self.wire_version,
-        }
+        hello = hello_of(self.set_name, self.port, self.wire_version, primary=self.primary)
+        hello["topologyVersion"] = {"processId": _PROCESS, "counter": Int64(0)}
+        return {**hello, "hosts": self.hosts or hello["hosts"]}
 
     _ismaster = _hello
 
@@ -343,8 +313,8 @@ class ScriptedMember:
         last = batch[-1]["_id"]["_data"] if batch else cursor.after
         full = len(batch) == command["batchSize"]
         closed = bool(batch) and batch[-1]["operationType"] == "invalidate" and not full
-        if len(batch) == len(events) and self._shown and not closed:
-            last = max(last, mark_token(self._shown[-1][0]))
+        if len(batch) == len(events) and self.entries and not closed:
+            last = max(last, mark_token(self.entries[-1][0]))
         cursor.after = max(cursor.after, last)
         if closed:
             del self.cursors[number]
@@ -358,7 +328,7 @@ class ScriptedMember:
 
     def _beyond(self, cursor: _Cursor) -> list[dict[str, Any]]:
         token = cursor.after
-        events = [event for _, event in self._shown if event is not None]
+        events = [event for _, event in self.entries if event is not None]
         shown = [
             event
             for event in events

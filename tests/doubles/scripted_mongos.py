@@ -22,7 +22,7 @@ class ScriptedMongos:
 
     Attributes:
         commands: the commands received.
-        failures: errors for the next commands, by command name.
+        failures: errors for the next command of a name.
         refuse: returns the error of a find with this filter, or None.
         per_batch: the largest number of documents in a batch.
         released: while it is cleared, replies are held back.
@@ -31,7 +31,7 @@ class ScriptedMongos:
 
     documents: dict[str, list[Document]] = field(default_factory=dict)
     commands: list[Document] = field(default_factory=list)
-    failures: dict[str, list[Document]] = field(default_factory=dict)
+    failures: dict[str, Document] = field(default_factory=dict)
     refuse: Callable[[Document], Document | None] = lambda _: None
     stage: Stage = lambda document: document
     per_batch: int | None = None
@@ -45,10 +45,9 @@ class ScriptedMongos:
         """Return the filters of the finds so far."""
         return [each["filter"] for each in self.commands if "find" in each]
 
-    def fail(self, name: str, code: int, message: str = "scripted", times: int = 1) -> None:
-        """Make the next ``times`` commands of this name fail."""
-        error = {"ok": 0.0, "errmsg": message, "code": code, "codeName": "Scripted"}
-        self.failures.setdefault(name, []).extend([error] * times)
+    def fail(self, name: str, code: int) -> None:
+        """Make the next command of this name fail."""
+        self.failures[name] = {"ok": 0.0, "errmsg": "scripted", "code": code}
 
     @cached_property
     def upstream(self) -> UpstreamMongos:
@@ -64,8 +63,8 @@ class ScriptedMongos:
 
     def _reply(self, command: Document) -> Document:
         name = next(iter(command))
-        if self.failures.get(name):
-            return self.failures[name].pop(0)
+        if name in self.failures:
+            return self.failures.pop(name)
         if name == "find":
             error = self.refuse(command["filter"])
             if error is not None:

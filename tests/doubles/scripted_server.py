@@ -25,13 +25,12 @@ class Asked:
     command: dict[str, Any]
     writer: asyncio.StreamWriter
 
-    def reply(self, document: dict[str, Any], *, flags: int = 0) -> int:
-        """Reply with one document; return the reply's id."""
+    def reply(self, document: dict[str, Any], *, flags: int = 0) -> None:
+        """Reply with one document."""
         body = struct.pack("<IB", flags, 0) + bson.encode(document)
         reply_id = (5000 + self.request_id) & 0x7FFFFFFF
         header = _HEADER.pack(16 + len(body), reply_id, self.request_id, _OP_MSG)
         self.writer.write(header + body)
-        return reply_id
 
 
 Script = Callable[[Asked], Awaitable[None]]
@@ -39,13 +38,9 @@ Script = Callable[[Asked], Awaitable[None]]
 
 @dataclass
 class ScriptedServer:
-    """Records messages except hellos in ``asked``; ``connections`` counts the open ones.
-
-    Tests may close ``listening``: new connections then fail, and open ones stay.
-    """
+    """Records messages except hellos in ``asked``; ``connections`` counts the open ones."""
 
     port: int = 0
-    listening: asyncio.Server | None = None
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
 
@@ -85,7 +80,6 @@ async def scripted_server(script: Script) -> AsyncIterator[ScriptedServer]:
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    state.listening = server
     state.port = server.sockets[0].getsockname()[1]
     try:
         yield state

@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from bson.timestamp import Timestamp
 
 from router.request.stream_request import StreamRequest
 from router.stream.merge.merged_stream import MergedStream
-from router.stream.merge.merger import Merger
 from router.stream.readers.log_reader import MAX_BATCH_BYTES, Batch, LogReader
 from router.stream.readers.resume_point import starting_point
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, version_of
@@ -95,20 +94,6 @@ class PrivateStream(MergedStream):
         return self.log_reader.take(max_events, max_bytes)
 
 
-class OneReader(Protocol):
-    """A stream and its one reader."""
-
-    @property
-    def merger(self) -> Merger: ...
-
-    def batch_arrived(self, remote: int, batch: CursorBatch) -> None: ...
-
-    @property
-    def ready(self) -> bool: ...
-
-    def take(self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES) -> Batch: ...
-
-
 @dataclass
 class Driver:
     """Runs a stream with one reader against scripts; ``rnd`` makes every choice.
@@ -116,7 +101,7 @@ class Driver:
     ``reopened`` returns the script of a shard that is reopened after an invalidate.
     """
 
-    stream: OneReader
+    stream: PrivateStream
     scripts: Mapping[str, Script]
     rnd: Random
     reopened: Callable[[str, bytes], Script] | None = None
@@ -125,11 +110,19 @@ class Driver:
     begun: dict[int, Timestamp | bytes] = field(default_factory=dict)
     opened: set[str] = field(default_factory=set)
     taken: list[Batch] = field(default_factory=list)
-    arrived: list[int] = field(default_factory=list)
 
     @property
     def events(self) -> list[bytes]:
         return [event for taken in self.taken for event in taken.events]
+
+    def follow(self, stream: PrivateStream, reader: LogReader | None) -> None:
+        """Continue with another stream; a reader moves to it."""
+        self.stream = stream
+        if reader is not None:
+            reader.continue_on(stream)
+            stream.log_reader = reader
+        self.pending.clear()
+        self.follow_merge()
 
     def follow_merge(self) -> None:
         """Open, reopen and close remotes, so that those of the merge are open."""
@@ -157,7 +150,6 @@ class Driver:
             waiting = [remote for remote, batches in self.pending.items() if batches]
             if waiting and self.rnd.random() < 0.7:
                 remote = self.rnd.choice(waiting)
-                self.arrived.append(remote)
                 self.stream.batch_arrived(remote, self.pending[remote].popleft())
                 self.follow_merge()
             elif self.stream.ready or self.rnd.random() < 0.2:

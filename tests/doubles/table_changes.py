@@ -194,7 +194,8 @@ def apply(
     return table
 
 
-def documents_in(folder: Path) -> Documents:
+def documents_in(folder: Path | str) -> Documents:
+    """Return the documents of a current table, each of which has one row."""
     table = DeltaTable(folder).to_pyarrow_table()
     checksum = Checksum.of(table.drop_columns([KEY_RANGE]))
     assert checksum == CurrentTable.existing(str(folder)).state.checksum

@@ -113,7 +113,8 @@ async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
     """Return a facade with one stream on two shards, of which north is behind."""
     checks: Any = FixedChecks(NOW - 3600)
     certificates: Any = FixedCertificates()
-    shown = {"checks": checks, "certificates": certificates}
+    now = partial(datetime.fromtimestamp, NOW, UTC)
+    shown = {"checks": checks, "certificates": certificates, "now": now}
     async with facade(**{**shown, **fields}) as made:
         made.cursors.described = [
             stream(

@@ -37,10 +37,14 @@ def dockerfile() -> str:
     return (DEPLOY / "Dockerfile").read_text()
 
 
-def settings_of(
-    arguments: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> Settings:
-    """Return the settings with which ``mergerouter serve`` would run."""
+def test_the_router_of_the_compose_file_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = compose()
+    service = parsed["services"]["router"]
+    token = DEPLOY / parsed["secrets"]["admin-token"]["file"]
+    environment = {
+        name: value.replace("/run/secrets/admin-token", str(token))
+        for name, value in service["environment"].items()
+    }
     served: list[Settings] = []
 
     async def run(given: Settings) -> None:
@@ -49,23 +53,9 @@ def settings_of(
     monkeypatch.setattr("router.run.run_until_signalled", run)
     app = typer.Typer()
     app.command()(cli.serve)
-    result = CliRunner(env={"COLUMNS": "200", **environment}).invoke(app, arguments)
+    result = CliRunner(env=environment).invoke(app, service["command"][1:])
     assert result.exit_code == 0, result.output
     (settings,) = served
-    return settings
-
-
-def test_the_router_of_the_compose_file_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parsed = compose()
-    service = parsed["services"]["router"]
-    token = DEPLOY / parsed["secrets"]["admin-token"]["file"]
-    environment = {
-        name: value.replace("/run/secrets/admin-token", str(token))
-        for name, value in service["environment"].items()
-    }
-    settings = settings_of(service["command"][1:], environment, monkeypatch)
     assert settings.net.hosts == ["0.0.0.0"]
     assert settings.net.admin.hosts == ["0.0.0.0"]
     assert settings.net.admin.read_token() == "try-it-out"

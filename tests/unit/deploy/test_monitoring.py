@@ -36,12 +36,6 @@ def alerts() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def queries() -> list[str]:
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    shown = [target["expr"] for panel in panels for target in panel["targets"]]
-    return shown + [rule["expr"] for rule in alerts()]
-
-
 async def exposed() -> dict[str, set[str]]:
     """Return the labels of every metric by the names that queries use."""
     async with watched_facade() as made, admin_port(made) as port:
@@ -57,16 +51,9 @@ async def exposed() -> dict[str, set[str]]:
     return names
 
 
-def scrape_configuration() -> dict[str, Any]:
-    """Return the routers of the scrape configuration."""
-    job, _jobs = yaml.safe_load(SCRAPE.read_text())["scrape_configs"]
-    assert isinstance(job, dict)
-    return job
-
-
 async def test_prometheus_scrapes_with_tls_and_the_token(tmp_path: Path) -> None:
     """Make the request that the scrape configuration describes."""
-    job = scrape_configuration()
+    job, _jobs = yaml.safe_load(SCRAPE.read_text())["scrape_configs"]
     authority = Authority(tmp_path)
     files = {"/etc/prometheus/mergerouter-ca.pem": authority.file}
     trusted = files[job["tls_config"]["ca_file"]]
@@ -82,7 +69,9 @@ async def test_prometheus_scrapes_with_tls_and_the_token(tmp_path: Path) -> None
 
 async def test_every_metric_of_rules_and_dashboard_exists() -> None:
     known = await exposed()
-    for query in queries():
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    for query in shown + [rule["expr"] for rule in alerts()]:
         for name in re.findall(r"mergerouter_\w+", query):
             assert name in known, f"{name} in {query}"
 
@@ -145,20 +134,15 @@ def test_promtool_accepts_the_scrape_configurations(tmp_path: Path) -> None:
         promtool("check", "config", "--syntax-only", str(file))
 
 
-def cpu_per_event() -> str:
-    """Return the query of the dashboard's panel, for all routers."""
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    (panel,) = (each for each in panels if each["title"] == "CPU for each delivered event")
-    query: str = panel["targets"][0]["expr"]
-    return query.replace("$instance", ".*")
-
-
 def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
     written = yaml.safe_load(RULE_TESTS.read_text())
     text = json.dumps(written).replace('"ALERTS"', json.dumps(str(RULES)))
     text = text.replace("https://mergerouter.example", SITE)
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    (panel,) = (each for each in panels if each["title"] == "CPU for each delivered event")
+    query = panel["targets"][0]["expr"].replace("$instance", ".*")
     tests = tmp_path / "tests.yaml"
-    tests.write_text(text.replace('"CPU_PER_EVENT"', json.dumps(cpu_per_event())))
+    tests.write_text(text.replace('"CPU_PER_EVENT"', json.dumps(query)))
     promtool("test", "rules", str(tests))
 
 

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -10,15 +9,6 @@ from tests.release import problems, versions
 
 ROOT = Path(__file__).parents[3]
 WORKFLOW = ROOT / ".github" / "workflows" / "release.yaml"
-
-
-def jobs() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text())["jobs"]
-    return found
-
-
-def steps() -> list[dict[str, Any]]:
-    return [step for job in jobs().values() for step in job["steps"]]
 
 
 def test_one_version_is_named_everywhere() -> None:
@@ -29,7 +19,8 @@ def test_one_version_is_named_everywhere() -> None:
 
 def test_each_command_is_a_target_or_a_module_that_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    commands = [step["run"] for step in steps() if "run" in step]
+    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"].values()
+    commands = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
     assert len(commands) >= 4
     for command in commands:
         if target := re.match(r"make (\w+)$", command):

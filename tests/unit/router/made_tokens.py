@@ -15,7 +15,6 @@ def data_of(
     version: int = 1,
     operation: str = "insert",
     txn_op_index: str = "29",
-    uuid: str | None = UUID_ZERO,
     invalidate: bool = False,
 ) -> str:
     """Return the ``_data`` of an event on the document ``{_id: number}`` (0 < number < 64)."""
@@ -24,10 +23,9 @@ def data_of(
         name = operation.encode().hex().upper()
         inside = f"46{'646F63756D656E744B6579'}00{key}" if key else ""
         key = f"463C6F7065726174696F6E54797065003C{name}00{inside}00"
-        uuid = "14" if uuid is None else uuid
     middle = "6F" if invalidate else "6E"
     return (
-        f"82{time:08X}{inc:08X}2B{version << 1:02X}2C0100{txn_op_index}{middle}{uuid or ''}{key}04"
+        f"82{time:08X}{inc:08X}2B{version << 1:02X}2C0100{txn_op_index}{middle}{UUID_ZERO}{key}04"
     )
 
 
@@ -35,10 +33,3 @@ def event(data: str, **fields: Any) -> tuple[bytes, bytes]:
     """Return an event with its sort key."""
     body = {"_id": {"_data": data}, "operationType": "insert", **fields}
     return data.encode(), bson.encode(body)
-
-
-def shard_event(time: int, operation: str, shard: str, **more: Any) -> tuple[bytes, bytes]:
-    """Return an event on ``config.shards`` about ``shard``."""
-    fields: dict[str, Any] = {"documentKey": {"_id": shard}, **more}
-    number = 1 + (int(shard[-1]) if shard[-1].isdigit() else 0)
-    return event(data_of(time, number), **{**fields, "operationType": operation})

@@ -10,18 +10,27 @@ ticks = st.builds(
 )
 
 
-def gossip(time: Timestamp) -> dict[str, object]:
-    return {"clusterTime": time, "signature": {"hash": b"h" * 20, "keyId": Int64(7)}}
+def gossip(time: Timestamp, key_id: int = 7) -> dict[str, object]:
+    """Return a time that a server sends; key 0 signs nothing."""
+    return {"clusterTime": time, "signature": {"hash": b"h" * 20, "keyId": Int64(key_id)}}
 
 
-@given(st.lists(st.tuples(ticks, st.booleans()), min_size=1))
-def test_the_latest_time_is_kept_with_its_signature(seen: list[tuple[Timestamp, bool]]):
-    clock = ClusterClock()
-    for time, raw in seen:
-        clock.advance(bson.encode(gossip(time)) if raw else gossip(time))
-    newest = max(time for time, _ in seen)
+@given(st.lists(st.tuples(ticks, st.booleans(), st.sampled_from([0, 7])), min_size=1))
+def test_the_latest_and_the_latest_signed_time_are_kept(
+    seen: list[tuple[Timestamp, bool, int]],
+):
+    clock, newest = ClusterClock(), Timestamp(0, 0)
+    signed: tuple[object, object] = (None, None)
+    for time, raw, key_id in seen:
+        sent = gossip(time, key_id)
+        clock.advance(bson.encode(sent) if raw else sent)
+        if time > newest:
+            newest, document = time, sent
+            signed = (bson.encode(sent), time) if key_id else signed
     assert clock.time == newest
-    assert clock.document == gossip(newest)
+    assert clock.ordinal == newest.time << 32 | newest.inc
+    assert clock.document == document
+    assert clock.newest_signed == signed
 
 
 def test_a_damaged_document_is_ignored():

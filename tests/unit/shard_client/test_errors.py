@@ -1,4 +1,4 @@
-"""Members' errors as the router reports them to clients and in spans."""
+"""Members' errors in replies and spans, the pauses after them, and the sizes of batches."""
 
 from unittest import mock
 
@@ -94,12 +94,9 @@ def test_a_failure_is_attributed_to_the_member_or_not():
     assert not blames_member(CommandError(ErrorCode.CursorNotFound, ""))
 
 
-FAILURE = CommandError(237, "cursor 7 of alice was killed", code_name="CursorKilled")
-
-
 def test_a_failure_has_its_name_without_its_message(exported: InMemorySpanExporter) -> None:
     with pytest.raises(CommandError), spans.recorded("fails", {}):
-        raise FAILURE
+        raise CommandError(237, "cursor 7 of alice was killed", code_name="CursorKilled")
     with pytest.raises(KeyError), spans.recorded("fails", {}):
         raise KeyError("alice")
     failed = exported.get_finished_spans()

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
-import bson
 import pytest
 from bson.timestamp import Timestamp
 from hypothesis import given
@@ -27,7 +26,6 @@ from router.catalog.catalog_primary import CatalogPrimary
 from router.limits.fair_limit import FairLimit
 from router.privileges import User, UserName
 from router.upstream.server_link import ServerLink
-from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
 from tests.harness.until import until
@@ -239,24 +237,9 @@ def test_each_login_is_a_span_without_its_user(exported: InMemorySpanExporter) -
     assert not any("alice" in each.to_json() for each in exported.get_finished_spans())
 
 
-def cluster_time(seconds: int, key_id: int) -> dict[str, object]:
-    signature = {"hash": b"\1" * 20, "keyId": bson.Int64(key_id)}
-    return {"clusterTime": Timestamp(seconds, 1), "signature": signature}
-
-
 def test_signatures_cover_a_range_of_times() -> None:
     key = SigningKey(7, b"k" * 20, 0)
     first, last = 5 << 32, (5 << 32) | 0xFFFF
     whole = hmac.new(b"k" * 20, struct.pack("<Q", last), hashlib.sha1).digest()
     assert key.sign(first) == key.sign(last) == whole
     assert key.sign(last + 1) != whole
-
-
-def test_the_clock_keeps_the_newest_signed_time() -> None:
-    clock = ClusterClock()
-    assert clock.newest_signed == (None, None)
-    clock.advance(cluster_time(5, 9))
-    clock.advance(cluster_time(6, 0))
-    assert clock.time == Timestamp(6, 1)
-    assert clock.newest_signed == (bson.encode(cluster_time(5, 9)), Timestamp(5, 1))
-    assert clock.ordinal == 6 << 32 | 1

@@ -50,40 +50,22 @@ class _Config:
         self.role = "after"
 
 
-@pytest.fixture
-def config() -> _Config:
-    return _Config()
-
-
-def _users(config: _Config) -> Users:
-    return Users(cast(Cluster, config), refresh=60.0)
-
-
-async def test_change_during_a_users_first_reading_applies_to_it(config: _Config) -> None:
-    users, answered = _users(config), asyncio.Event()
+@pytest.mark.parametrize("read_first", [True, False])
+async def test_a_change_while_a_user_logs_in_applies_to_all_users(read_first: bool) -> None:
+    """Whether the change has been read before the login's answer arrives or is being read."""
+    config, answer, change = _Config(), asyncio.Event(), asyncio.Event()
+    users = Users(cast(Cluster, config), refresh=60.0)
     old = await users.get(OLD)
-    config.held[NEW.user] = answered
+    config.held[NEW.user] = answer
     login = asyncio.create_task(users.get(NEW))
     await config.holds()
     config.change()
-    await users.invalidate()
-    answered.set()
-    new = await login
-    assert (old.roles, new.roles) == (["after"], ["after"])
-
-
-async def test_change_read_while_a_user_logs_in_applies_to_it(config: _Config) -> None:
-    users, first, second = _users(config), asyncio.Event(), asyncio.Event()
-    old = await users.get(OLD)
-    config.held[NEW.user] = first
-    login = asyncio.create_task(users.get(NEW))
-    await config.holds()
-    config.change()
-    config.held[OLD.user] = second
+    if not read_first:
+        config.held[OLD.user] = change
     reading = asyncio.create_task(users.invalidate())
-    await config.holds()
-    first.set()
+    await (reading if read_first else config.holds())
+    answer.set()
     new = await login
-    second.set()
+    change.set()
     await reading
     assert (old.roles, new.roles) == (["after"], ["after"])

@@ -5,7 +5,6 @@ import base64
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -24,8 +23,6 @@ from tests.harness.facade import Facade, facade
 from tests.harness.until import PATIENCE
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-
-_now = partial(datetime.fromtimestamp, NOW, UTC)
 
 
 def samples(text: str) -> Samples:
@@ -46,7 +43,7 @@ async def scrape(made: Facade) -> Samples:
 
 
 async def test_the_metrics_show_the_slowest_shard_and_reasons() -> None:
-    async with watched_facade(now=_now) as made:
+    async with watched_facade() as made:
         found = await scrape(made)
     assert value(found, "watermark_lag_seconds", shard="north") == 40
     assert value(found, "watermark_timestamp_seconds", shard="south") == NOW - 3
@@ -66,7 +63,7 @@ async def test_the_metrics_show_the_slowest_shard_and_reasons() -> None:
 
 
 async def test_a_worker_that_does_not_answer_changes_no_counter_of_the_others() -> None:
-    async with watched_facade(now=_now) as made:
+    async with watched_facade() as made:
         first = (await collect_own(made.process, False)).processes[0]
     both = [first, {**first, "worker": 2}]
     shown = [
@@ -81,7 +78,7 @@ async def test_a_worker_that_does_not_answer_changes_no_counter_of_the_others() 
 
 
 async def test_history_is_counted_from_the_oldest_entry_to_the_farthest_client() -> None:
-    async with watched_facade(now=_now) as made:
+    async with watched_facade() as made:
         checks = fixed_checks(made)
         checks.found["south"] = Check(
             "shard south", "south", oldest=Timestamp(NOW - 60, 1), complete=True

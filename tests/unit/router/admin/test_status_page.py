@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from router.config.log_lines import RECENT
 from tests.drivers.download_cache import DownloadError
 from tests.drivers.node_packages import node_packages
 from tests.harness.admin import (
-    NOW,
     admin_port,
     ask,
     fixed_checks,
@@ -29,8 +27,6 @@ from tests.harness.admin import (
 )
 from tests.harness.browser import CHROMIUM, Page, browser
 
-_now = partial(datetime.fromtimestamp, NOW, UTC)
-
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 
@@ -40,7 +36,7 @@ async def document(port: int) -> dict[str, Any]:
 
 
 async def test_the_bytes_of_streams_and_of_the_rest_are_the_total() -> None:
-    async with watched_facade(now=_now) as made, admin_port(made) as port:
+    async with watched_facade() as made, admin_port(made) as port:
         made.cursors.memory.held = 5_000_000
         view = await document(port)
         page = (await ask(port, "/")).text
@@ -56,7 +52,7 @@ async def test_the_bytes_of_streams_and_of_the_rest_are_the_total() -> None:
 
 
 async def test_jobs_in_trouble_come_first() -> None:
-    async with watched_facade(now=_now) as made, admin_port(made) as port:
+    async with watched_facade() as made, admin_port(made) as port:
         rows = (await document(port))["job_rows"]
     names = [(row["job"].rpartition("/")[2], row["trouble"]) for row in rows]
     assert names == [("payments", True), ("silent", True), ("items", False), ("orders", False)]
@@ -66,9 +62,9 @@ async def test_jobs_in_trouble_come_first() -> None:
 
 
 async def test_the_newest_report_of_all_workers_counts() -> None:
-    now = _now()
-    before = jobs(now)[2]
-    async with watched_facade(now=_now) as made:
+    async with watched_facade() as made:
+        now = made.process.now()
+        before = jobs(now)[2]
         status = await collect_own(made.process, True)
     worker = {**status.processes[0], "jobs": [asdict(before)]}
     ended = asdict(replace(before, arrived=now + timedelta(seconds=1), ended=True))
@@ -120,7 +116,7 @@ async def _focused(page: Page) -> str:
 
 @needs_browser
 async def test_the_page_follows_the_router_in_a_browser() -> None:
-    async with watched_facade(now=_now) as made, admin_port(made) as port, browser() as page:
+    async with watched_facade() as made, admin_port(made) as port, browser() as page:
         url = f"http://127.0.0.1:{port}/"
         await page.resize(1200, 900)
         await page.open(url)
@@ -159,7 +155,7 @@ async def test_the_page_follows_the_router_in_a_browser() -> None:
 @needs_browser
 async def test_jobs_are_followed_in_a_browser() -> None:
     rows = "[...document.querySelectorAll('[aria-labelledby=jobs] tbody tr')]"
-    async with watched_facade(now=_now) as made, admin_port(made) as port, browser() as page:
+    async with watched_facade() as made, admin_port(made) as port, browser() as page:
         await page.resize(1200, 900)
         await page.open(f"http://127.0.0.1:{port}/")
         texts = await page.evaluate(f"{rows}.map(e => e.innerText)")
@@ -173,8 +169,8 @@ async def test_jobs_are_followed_in_a_browser() -> None:
         in_colour = f"{rows}.map(e => e.querySelector('.bad') !== null)"
         assert await page.evaluate(in_colour) == [True, True, False, False]
         # The silent job reports again, and the failed one works again: the colour goes.
-        for report in jobs(_now()):
-            made.process.jobs.add(replace(report, arrived=_now(), error=None))
+        for report in jobs(now := made.process.now()):
+            made.process.jobs.add(replace(report, arrived=now, error=None))
         await page.until(f"{rows}.length == 4 && !{in_colour}.some(Boolean)")
         await page.resize(390, 800)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -200,7 +196,7 @@ def axe() -> str:
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_the_page_violates_no_rule(axe: str, scheme: str) -> None:
-    async with watched_facade(now=_now) as made, admin_port(made) as port, browser() as page:
+    async with watched_facade() as made, admin_port(made) as port, browser() as page:
         await page.send("Page.setBypassCSP", enabled=True)  # for axe's own script
         await page.prefer(scheme)
         for width in _WIDTHS:
@@ -217,7 +213,7 @@ async def test_only_trouble_has_a_colour() -> None:
     names = (
         f"{lanes}.filter(e => e.classList.contains('trouble')).map(e => e.children[0].innerText)"
     )
-    async with watched_facade(now=_now) as made, admin_port(made) as port, browser() as page:
+    async with watched_facade() as made, admin_port(made) as port, browser() as page:
         await page.open(f"http://127.0.0.1:{port}/")
         assert await page.evaluate(names) == ["north"]
         # South is the slowest, as one shard always is, but nothing is wrong with it.

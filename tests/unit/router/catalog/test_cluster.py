@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any
 
 import pytest
 from bson import Timestamp
@@ -14,7 +15,7 @@ from router.catalog.cluster import Cluster, MemberDialer
 from router.limits.memory import Holding, Memory
 from router.lookup.upstream_reads import Result, UpstreamReads
 from router.stream_settings import StreamSettings
-from shard_client.errors import CommandError, WrongServerError, is_resumable
+from shard_client.errors import CommandError, is_resumable
 from shard_client.wire.connection import Connection
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember
@@ -23,19 +24,36 @@ from tests.harness.until import PATIENCE, until
 LIMITS = StreamSettings(open_timeout=2.0, connect_timeout=2.0)
 
 
+class Started(AsyncExitStack):
+    """Starts members and clusters, which end with it."""
+
+    async def member(self, name: str, **fields: Any) -> ScriptedMember:
+        member = await ScriptedMember(name, **fields).start()
+        self.push_async_callback(member.stop)
+        return member
+
+    def cluster(self, seeds: str, **fields: Any) -> Cluster:
+        cluster = Cluster(seeds, LIMITS, **{"replica_set": ProbedReplicaSet, **fields})
+        self.push_async_callback(cluster.close)
+        return cluster
+
+
 @pytest.fixture
-async def config() -> AsyncIterator[ScriptedMember]:
-    member = await ScriptedMember("cfg").start()
+async def started() -> AsyncIterator[Started]:
+    async with Started() as started:
+        yield started
+
+
+@pytest.fixture
+async def config(started: Started) -> ScriptedMember:
+    member = await started.member("cfg")
     member.noop(50)
-    yield member
-    await member.stop()
+    return member
 
 
 @pytest.fixture
-async def cluster(config: ScriptedMember) -> AsyncIterator[Cluster]:
-    cluster = Cluster(config.host, LIMITS, replica_set=ProbedReplicaSet)
-    yield cluster
-    await cluster.close()
+async def cluster(started: Started, config: ScriptedMember) -> Cluster:
+    return started.cluster(config.host)
 
 
 async def test_the_shard_list_has_the_times_before_and_after_reading(
@@ -68,10 +86,14 @@ async def test_unknown_targets_and_malformed_lists_are_errors(
     ("wire_versions", "version"), [((17, 17), 1), ((21, 25), 2), ((17, 21), 1)]
 )
 async def test_the_token_version_is_that_of_the_oldest_shard(
-    config: ScriptedMember, cluster: Cluster, wire_versions: tuple[int, int], version: int
+    started: Started,
+    config: ScriptedMember,
+    cluster: Cluster,
+    wire_versions: tuple[int, int],
+    version: int,
 ):
     members = [
-        await ScriptedMember(f"rs{n}", wire_version=wire_version).start()
+        await started.member(f"rs{n}", wire_version=wire_version)
         for n, wire_version in enumerate(wire_versions)
     ]
     config.documents["shards"] = [{"_id": each.set_name, "host": each.host} for each in members]
@@ -79,61 +101,50 @@ async def test_the_token_version_is_that_of_the_oldest_shard(
     for member in members:
         await cluster.command(member.set_name, "admin", {"ping": 1}, PATIENCE)
     assert cluster.versions.of_tokens == version
-    for member in members:
-        await member.stop()
 
 
 async def test_an_outdated_host_string_causes_the_list_to_be_read_once(
-    config: ScriptedMember, cluster: Cluster
+    started: Started, config: ScriptedMember, cluster: Cluster
 ):
     """A stream keeps the host string of its opening, or of an event, for as long as it lives."""
-    member = await ScriptedMember("rs0").start()
+    member = await started.member("rs0")
     config.documents["shards"] = [{"_id": "a", "host": f"{member.host},127.0.0.1:1"}]
     await cluster.shards()
     dialer = MemberDialer(cluster, "a", member.host)
     for _ in range(3):
         cluster.pool.give_back(await dialer.connect(PATIENCE))
     assert config.commands["find"] == 2
-    await member.stop()
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("no file"), ValueError("no certificate")])
 async def test_a_shard_keeps_its_monitor_if_a_new_one_cannot_be_made(
-    config: ScriptedMember, monkeypatch: pytest.MonkeyPatch, error: Exception
+    started: Started, config: ScriptedMember, error: Exception
 ) -> None:
+    made: list[str] = []
     refused = False
 
     def make(name: str, seeds: tuple[tuple[str, int], ...]) -> ProbedReplicaSet:
         if refused:
             raise error
+        made.append(name)
         return ProbedReplicaSet(name, seeds)
 
-    cluster = Cluster(config.host, LIMITS, replica_set=make)
-    member = await ScriptedMember("rs0").start()
+    cluster = started.cluster(config.host, replica_set=make)
+    member = await started.member("rs0")
     config.documents["shards"] = [{"_id": "a", "host": member.host}]
     await cluster.shards()
     refused = True
     config.documents["shards"] = [{"_id": "a", "host": f"{member.host},127.0.0.1:1"}]
     await cluster.shards()
     await cluster.command("a", "admin", {"ping": 1}, PATIENCE)
-    made: list[str] = []
     refused = False
-    real = ProbedReplicaSet.__init__
-
-    def count(each: ProbedReplicaSet, name: str, seeds: tuple[tuple[str, int], ...]) -> None:
-        made.append(name)
-        real(each, name, seeds)
-
-    monkeypatch.setattr(ProbedReplicaSet, "__init__", count)
     await cluster.shards()
-    assert made == ["rs0"]
-    await cluster.close()
-    await member.stop()
+    assert made == ["cfg", "rs0", "rs0"]
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("no file"), ValueError("no certificate")])
 async def test_a_new_shard_without_a_monitor_is_waited_for_and_the_others_are_served(
-    config: ScriptedMember, error: Exception
+    started: Started, config: ScriptedMember, error: Exception
 ) -> None:
     refused = True
 
@@ -142,8 +153,8 @@ async def test_a_new_shard_without_a_monitor_is_waited_for_and_the_others_are_se
             raise error
         return ProbedReplicaSet(name, seeds)
 
-    cluster = Cluster(config.host, LIMITS, replica_set=make)
-    members = [await ScriptedMember(name).start() for name in ("rs0", "rs1")]
+    cluster = started.cluster(config.host, replica_set=make)
+    members = [await started.member(name) for name in ("rs0", "rs1")]
     config.documents["shards"] = [{"_id": each.set_name, "host": each.host} for each in members]
     with capture_logs() as lines:
         listed = await cluster.shards()
@@ -156,9 +167,6 @@ async def test_a_new_shard_without_a_monitor_is_waited_for_and_the_others_are_se
         assert is_resumable(failure.value)
     refused = False
     await cluster.command("rs1", "admin", {"ping": 1}, PATIENCE)
-    await cluster.close()
-    for member in members:
-        await member.stop()
 
 
 async def test_a_config_server_can_be_a_shard(config: ScriptedMember, cluster: Cluster) -> None:
@@ -172,37 +180,24 @@ async def test_a_config_server_can_be_a_shard(config: ScriptedMember, cluster: C
     assert cluster.known_shards == set()
 
 
-async def test_a_replica_set_is_its_only_shard_and_its_own_catalog():
-    member = await ScriptedMember("rs0").start()
-    cluster = Cluster(member.host, LIMITS, sharded=False, replica_set=ProbedReplicaSet)
+async def test_a_replica_set_is_its_only_shard_and_its_own_catalog(started: Started):
+    member = await started.member("rs0")
+    cluster = started.cluster(member.host, sharded=False)
     assert (await cluster.shards())[:2] == ({"rs0": member.host}, None)
     assert (cluster.known_shards, cluster.catalog) == ({"rs0"}, "rs0")
     await cluster.command("rs0", "admin", {"ping": 1}, PATIENCE)
     assert not member.commands["find"]
-    await cluster.close()
-    await member.stop()
 
 
-async def test_a_config_server_is_no_replica_set(config: ScriptedMember):
-    cluster = Cluster(config.host, LIMITS, sharded=False, replica_set=ProbedReplicaSet)
-    with pytest.raises(WrongServerError, match="is a config server: name it in"):
-        await cluster.command("cfg", "admin", {"ping": 1}, PATIENCE)
-    await cluster.close()
-
-
-async def replica_set() -> tuple[ScriptedMember, ScriptedMember, Cluster]:
+async def replica_set(started: Started) -> tuple[ScriptedMember, ScriptedMember, Cluster]:
     """Start a primary and a secondary; return them and their cluster."""
-    first = await ScriptedMember("rs0").start()
-    second = await ScriptedMember("rs0", primary=False).start()
+    first, second = await started.member("rs0"), await started.member("rs0", primary=False)
     first.hosts = second.hosts = [f"127.0.0.1:{each.port}" for each in (first, second)]
-    cluster = Cluster(
-        f"rs0/{','.join(first.hosts)}", LIMITS, sharded=False, replica_set=ProbedReplicaSet
-    )
-    return first, second, cluster
+    return first, second, started.cluster(f"rs0/{','.join(first.hosts)}", sharded=False)
 
 
-async def test_commands_for_a_replica_set_follow_its_primary():
-    first, second, cluster = await replica_set()
+async def test_commands_for_a_replica_set_follow_its_primary(started: Started):
+    first, second, cluster = await replica_set(started)
     upstream = CatalogPrimary(cluster)
     before = await upstream.connect()
     assert before.address[1] == first.port
@@ -225,17 +220,15 @@ async def test_commands_for_a_replica_set_follow_its_primary():
     assert again.address[1] == first.port
     for connection in (before, after, again):
         connection.abort()
-    await cluster.close()
-    await first.stop()
 
 
 @pytest.mark.parametrize("expired", [False, True])
 async def test_a_lookup_in_a_replica_set_waits_for_the_next_primary(
-    expired: bool, monkeypatch: pytest.MonkeyPatch
+    started: Started, expired: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Whether a kept connection is found cut, or a new one is refused."""
     monkeypatch.setattr(catalog_primary, "_TIMEOUT", 0.1)
-    first, second, cluster = await replica_set()
+    first, second, cluster = await replica_set(started)
     primary, lent = CatalogPrimary(cluster), 0
 
     def lend() -> AbstractAsyncContextManager[Connection]:
@@ -259,5 +252,3 @@ async def test_a_lookup_in_a_replica_set_waits_for_the_next_primary(
     second.primary = True
     assert (await waiting).whole
     assert second.commands["find"] == 1
-    await cluster.close()
-    await second.stop()

@@ -18,6 +18,7 @@ from tests.harness.until import PATIENCE
 
 async def test_a_hanging_shard_does_not_delay_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = AnsweringCluster()
+    cluster.answering.clear()
     checks = ServerChecks(cast(Cluster, cluster), keep=0.0)
     try:
         async with asyncio.timeout(PATIENCE):
@@ -36,7 +37,6 @@ async def test_a_hanging_shard_does_not_delay_the_results(monkeypatch: pytest.Mo
 
 async def test_the_oldest_entry_is_found_and_a_missing_config_server_named() -> None:
     cluster = AnsweringCluster()
-    cluster.answering.set()
     cluster.entry = {"ts": Timestamp(100, 1)}
     cluster.failure = CommandError(133, "no primary")
     found = await found_by(cluster)
@@ -58,7 +58,6 @@ _DIRECT = "You are connecting to a sharded cluster improperly by connecting dire
 )
 async def test_a_refusal_is_not_called_a_silence(code: int, message: str, said: str) -> None:
     cluster = AnsweringCluster()
-    cluster.answering.set()
     cluster.failure = CommandError(code, message)
     found = await found_by(cluster)
     assert found["config"].severity == "error"
@@ -76,7 +75,6 @@ _SIZE = {"resource": {"db": "local", "collection": "oplog.rs"}, "actions": ["col
 def logged_in() -> AnsweringCluster:
     """Return a cluster whose servers answer a user with the privileges that the test sets."""
     cluster = AnsweringCluster()
-    cluster.answering.set()
     cluster.access = Access(Credentials("least", "admin", ("secret",)))
     return cluster
 

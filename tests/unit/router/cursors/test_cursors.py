@@ -37,6 +37,13 @@ def shown(batch: Batch) -> list[Any]:
     return [bson.decode(event).get("fullDocument") for event in batch.events]
 
 
+def update(cluster: ScriptedCluster, *numbers: int) -> None:
+    """Write updates of documents, a second each; then all members advance past them."""
+    for n in numbers:
+        cluster.shards["s0"].update(101 + n, n)
+    cluster.noop(102 + numbers[-1])
+
+
 async def opened(registry: CursorRegistry, *stages: dict[str, Any]) -> Any:
     cursor, first = await registry.open(lookup(*stages), OWNER)
     assert first.events == []
@@ -58,13 +65,10 @@ async def test_lookups_wait_until_the_client_reads(
 ):
     cursor = await opened(cluster.registry(mongos=mongos.upstream.lend))
     waiting = asyncio.create_task(cursor.next_batch(None, PATIENCE))
-    cluster.shards["s0"].update(101, 1)
-    cluster.noop(102)
+    update(cluster, 1)
     assert shown(await waiting) == [{"_id": 1, "v": 1}]
     asked = len(mongos.commands)
-    for n in range(2, 5):
-        cluster.shards["s0"].update(101 + n, n)
-    cluster.noop(110)
+    update(cluster, 2, 3, 4)
     await until(lambda: cursor._reader.client_reader.prepare())
     mongos.documents["c"] = [{"_id": 2, "v": "new"}]
     assert len(mongos.commands) == asked
@@ -79,9 +83,7 @@ async def test_lookups_wait_until_the_client_reads(
 async def test_a_batch_is_filled_even_if_stages_drop_events(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
-    for n in range(9):
-        cluster.shards["s0"].update(101 + n, n)
-    cluster.noop(120)
+    update(cluster, *range(9))
     mongos.stage = lambda event: event if event["fullDocument"]["v"] % 3 == 0 else None
     cursor = await opened(
         cluster.registry(mongos=mongos.upstream.lend), {"$match": {"fullDocument.v": 0}}
@@ -98,9 +100,7 @@ async def test_documents_count_in_the_memory_of_the_process(
     """While a reply is on its way, while a rest is kept, and no longer than that."""
     mongos.documents["c"] = [{"_id": n, "x": "a" * 10_000} for n in range(10)]
     mongos.per_batch = 4
-    for n in range(10):
-        cluster.shards["s0"].update(101 + n, n)
-    cluster.noop(120)
+    update(cluster, *range(10))
     registry = cluster.registry(mongos=mongos.upstream.lend, reply_bytes=35_000)
     memory = registry.streams.resources.memory
     cursor = await opened(registry)
@@ -125,9 +125,7 @@ async def test_documents_count_in_the_memory_of_the_process(
 async def test_beyond_the_limit_events_are_completed_one_by_one(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
-    for n in range(4):
-        cluster.shards["s0"].update(101 + n, n)
-    cluster.noop(120)
+    update(cluster, *range(4))
     registry = cluster.registry(mongos=mongos.upstream.lend)
     memory = registry.streams.resources.memory
     cursor = await opened(registry)
@@ -137,8 +135,7 @@ async def test_beyond_the_limit_events_are_completed_one_by_one(
 
 
 async def test_a_kill_ends_a_lookup(cluster: ScriptedCluster, mongos: ScriptedMongos):
-    cluster.shards["s0"].update(101, 1)
-    cluster.noop(120)
+    update(cluster, 1)
     registry = cluster.registry(mongos=mongos.upstream.lend)
     cursor = await opened(registry)
     mongos.released.clear()
@@ -156,8 +153,7 @@ async def test_a_kill_ends_a_lookup(cluster: ScriptedCluster, mongos: ScriptedMo
 async def test_a_cancelled_lookup_keeps_its_event_for_the_next_one(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
-    cluster.shards["s0"].update(101, 1)
-    cluster.noop(120)
+    update(cluster, 1)
     cursor = await opened(cluster.registry(mongos=mongos.upstream.lend))
     mongos.released.clear()
     waiting = asyncio.create_task(cursor.next_batch(None, PATIENCE))
@@ -172,9 +168,7 @@ async def test_a_cancelled_lookup_keeps_its_event_for_the_next_one(
 async def test_a_batch_ends_in_time_though_the_stages_drop_all_of_many_events(
     cluster: ScriptedCluster, mongos: ScriptedMongos
 ):
-    for n in range(50):
-        cluster.shards["s0"].update(101 + n, n)
-    cluster.noop(200)
+    update(cluster, *range(50))
     mongos.stage = lambda _: None
     registry = cluster.registry(mongos=mongos.upstream.lend)
     memory = registry.streams.resources.memory

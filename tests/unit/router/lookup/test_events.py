@@ -21,6 +21,7 @@ from router.lookup.keys import DocumentKey
 from router.stream.readers.resume_point import ResumePoint
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.errors import CommandError, ProtocolError
+from tests.unit.router.made_tokens import data_of
 from tests.unit.shard_client.bson_values import encoded
 
 UUID_BYTES = bytes.fromhex("f877371811114fad9f113ad4a4c53acf")
@@ -141,11 +142,9 @@ MIB = 1 << 20
 
 
 def token(second: int, fragment: str = "") -> dict[str, str]:
-    """Return a version 2 token of an update: a real server's, with another cluster time."""
-    operation = "3C" + b"operationType".hex() + "003C" + b"update".hex() + "00"
-    key = "46" + b"documentKey".hex() + "00461E5F6964002B0200"
-    front = f"82{second:08X}000000012B042C0100296E5A100403F05CE70E104BA9AEE379E26A21EBAD46"
-    return {"_data": f"{front}{operation}{key}00{fragment}04".upper()}
+    """Return a version 2 token of an update."""
+    whole = data_of(second, 1, version=2, operation="update")
+    return {"_data": f"{whole.removesuffix('04')}{fragment}04"}
 
 
 def event(second: int = 1, **fields: object) -> bytes:
@@ -162,10 +161,6 @@ def event(second: int = 1, **fields: object) -> bytes:
 
 
 LARGE = event(fullDocument={"_id": 1, "x": "a" * (9 * MIB)}, updateDescription={"x": "b" * 9 * MIB})
-
-
-def after(fragment: str, second: int = 1) -> ResumePoint:
-    return ResumePoint(ResumeToken.parse(token(second, fragment)))
 
 
 def test_a_field_too_large_for_a_fragment_is_an_error():
@@ -196,7 +191,8 @@ def test_joining_fragments_restores_the_event():
     ids=["small now", "not there", "fewer fragments"],
 )
 def test_a_missing_fragment_is_fatal_on_resuming(fragment: str, comes: bytes, message: str):
+    after = ResumePoint(ResumeToken.parse(token(1, fragment)))
     with pytest.raises(CommandError) as error:
-        after(fragment).drop_seen(split(comes))
+        after.drop_seen(split(comes))
     assert error.value.code == 280
     assert message in error.value.message

@@ -16,9 +16,9 @@ def unless_updated(condition):
     return {"$or": [{"operationType": "update"}, condition]}
 
 
-def plan_of(*stages, collection="c", **options):
-    command = {"aggregate": collection, "pipeline": [{"$changeStream": options}, *stages]}
-    return LookupPlan.of(parse_request("db", {**command, "cursor": {}}))
+def plan_of(*stages, fields=None, **options):
+    command = {"aggregate": "c", "pipeline": [{"$changeStream": options}, *stages], "cursor": {}}
+    return LookupPlan.of(parse_request("db", {**command, **(fields or {})}))
 
 
 def test_shards_return_events_without_lookups():
@@ -31,13 +31,8 @@ def test_shards_return_events_without_lookups():
 
 
 def test_a_passthrough_to_a_shard_is_looked_up_there():
-    command = {
-        "aggregate": "c",
-        "pipeline": [{"$changeStream": {"fullDocument": "updateLookup"}}],
-        "cursor": {},
-        "$_passthroughToShard": {"shard": "shard0"},
-    }
-    assert LookupPlan.of(parse_request("db", command)) is None
+    fields = {"$_passthroughToShard": {"shard": "shard0"}}
+    assert plan_of(fields=fields, fullDocument="updateLookup") is None
 
 
 def conditions(*fields):

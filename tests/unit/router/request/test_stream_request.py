@@ -10,11 +10,6 @@ from tests.unit.router.made_tokens import data_of
 FRAGMENT = {"_data": data_of(1, 1, version=2)[:-2] + "2B0204"}
 
 
-def parse(database: str = "db", **fields):
-    command = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}, **fields}
-    return parse_request(database, {k: v for k, v in command.items() if v is not ...})
-
-
 def stream(*stages, **options):
     return {"pipeline": [{"$changeStream": options}, *stages]}
 
@@ -89,8 +84,9 @@ SPLIT = {"$changeStreamSplitLargeEvent": {}}
     ],
 )  # fmt: skip
 def test_requests_with_something_unknown_are_refused(fields, reason):
+    command = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}, **fields}
     with pytest.raises(CommandError) as caught:
-        parse(**fields)
+        parse_request("db", {name: value for name, value in command.items() if value is not ...})
     assert caught.value.code == 2
     assert reason in caught.value.message
     assert "--upstream" in caught.value.message

@@ -4,8 +4,7 @@ import asyncio
 import resource
 import struct
 import zlib
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from ipaddress import ip_network
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,6 @@ from router.server.client_deadlines import ClientDeadlines
 from router.upstream.upstream_mongos import UpstreamMongos
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
-from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import Facade, facade
 from tests.harness.raw_client import RawClient
 from tests.harness.until import PATIENCE, until
@@ -116,31 +114,17 @@ def test_exempt_networks_are_checked() -> None:
         load_settings({"net": {"maxIncomingConnectionsOverride": ["10.0.0.0/99"]}})
 
 
-async def answer(asked: Asked) -> None:
-    """Answer as a mongos that leaves each login unfinished."""
-    asked.reply({"conversationId": 1, "done": False, "payload": b"", "ok": 1.0})
+ACCESS: Any = SimpleNamespace(in_progress=FairLimit(1), times=SimpleNamespace(newest=(None, None)))
+"""Authorization, of which these tests need no more: none of their clients logs in."""
 
 
-@asynccontextmanager
-async def secured(limits: ClientLimits) -> AsyncIterator[tuple[Facade, FairLimit]]:
-    """Listen with authorization; logins are relayed to a scripted mongos."""
-    in_progress = FairLimit(limits.logins_in_progress)
-    access: Any = SimpleNamespace(
-        in_progress=in_progress, times=SimpleNamespace(newest=(None, None))
-    )
-    async with (
-        scripted_server(answer) as mongos,
-        facade(
-            UpstreamMongos([("127.0.0.1", mongos.port)]),
-            access=access,
-            client_limits=limits,
-        ) as router,
-    ):
-        yield router, in_progress
+def secured(limits: ClientLimits) -> AbstractAsyncContextManager[Facade]:
+    """Listen with authorization, before a mongos that does not answer."""
+    return facade(UpstreamMongos([("127.0.0.1", 9)]), access=ACCESS, client_limits=limits)
 
 
 async def test_long_messages_before_the_login_end_the_connection() -> None:
-    async with secured(ClientLimits(message_size_before_login=2000)) as (router, _):
+    async with secured(ClientLimits(message_size_before_login=2000)) as router:
         async with await router.client() as within:
             assert (await within.command("admin", {**PING, "comment": "x" * 1900}))["ok"]
         async with await router.client() as beyond:
@@ -150,7 +134,7 @@ async def test_long_messages_before_the_login_end_the_connection() -> None:
 
 
 async def test_before_the_login_decompression_stops_at_the_limit() -> None:
-    async with secured(ClientLimits()) as (router, _), await router.client() as client:
+    async with secured(ClientLimits()) as router, await router.client() as client:
         body = struct.pack("<IB", 0, 0) + bson.encode({**PING, "$db": "admin", "x": "x" * 20_000})
         packed = struct.pack("<iiB", 2013, len(body), 2) + zlib.compress(body)
         client.send_bytes(struct.pack("<iiii", 16 + len(packed), 1, 0, 2012) + packed)
@@ -158,7 +142,7 @@ async def test_before_the_login_decompression_stops_at_the_limit() -> None:
 
 
 async def test_before_the_login_no_field_opens_a_connection_to_the_upstream() -> None:
-    async with secured(ClientLimits()) as (router, _), await router.client() as client:
+    async with secured(ClientLimits()) as router, await router.client() as client:
         reply = await client.command("admin", {**PING, "maxTimeMS": -1})
         assert (reply["code"], reply["errmsg"]) == (2, "mergerouter does not know {maxTimeMS: -1}")
         (connected,) = router.listener._connections
@@ -220,7 +204,9 @@ async def test_unfinished_messages_are_bounded_in_all() -> None:
         for each in slow:
             each.send_bytes(HEADER + bytes(3 * MIB))
         await until(lambda: intake.held == 8 * MIB)
-        async with await connect_from("127.0.0.2", router.port) as other:
+        elsewhere = ("127.0.0.2", 0)
+        connection = asyncio.open_connection("127.0.0.1", router.port, local_addr=elsewhere)
+        async with RawClient(*await connection) as other:
             reply = await other.command("admin", {"ping": 1, "comment": "x" * (MIB // 2)})
             assert reply["ok"] == 1
         assert intake.held == 8 * MIB
@@ -230,11 +216,6 @@ async def test_unfinished_messages_are_bounded_in_all() -> None:
         async with await router.client() as client:
             reply = await client.command("admin", {"ping": 1, "comment": "x" * (MIB // 2)})
             assert reply["ok"] == 1
-
-
-async def connect_from(address: str, port: int) -> RawClient:
-    connection = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
-    return RawClient(*connection)
 
 
 PINGS = 100
@@ -277,9 +258,6 @@ async def flooded(router: Facade, clients: int) -> list[int]:
 
 @pytest.mark.parametrize(("login", "most"), [(False, 8), (True, 1)])
 async def test_pipelined_messages_leave_the_loop_to_others(login: bool, most: int) -> None:
-    access: Any = SimpleNamespace(
-        in_progress=FairLimit(1), times=SimpleNamespace(newest=(None, None))
-    )
-    async with facade(access=access if login else None) as router:
+    async with facade(access=ACCESS if login else None) as router:
         counts = await flooded(router, 20)
     assert max(counts) <= most

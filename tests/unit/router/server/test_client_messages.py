@@ -2,7 +2,6 @@
 
 import asyncio
 import struct
-from functools import partial
 from typing import Any
 
 import bson
@@ -18,7 +17,6 @@ from router.server.client_message import read_message
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.wire.documents import CODEC, decode
 from shard_client.wire.frames import MORE_TO_COME, build_msg
-from tests.doubles.old_driver import build_op_query
 from tests.unit.shard_client.bson_values import documents
 
 SMALL = 16
@@ -102,7 +100,6 @@ async def test_large_stages_of_a_large_pipeline_stay_raw() -> None:
 
 
 PING = bson.encode({"ping": 1, "$db": "admin"})
-PAUSE = partial(asyncio.sleep, 0)
 
 
 async def test_the_command_s_name_is_found_without_decoding() -> None:
@@ -120,21 +117,22 @@ async def test_a_body_after_its_sequences_is_accepted() -> None:
     frame = struct.pack("<iiiiI", 20 + len(sections), 3, 0, 2013, 0) + sections
     request = await read_message(frame)
     assert request.name == "ping"
-    assert await request.command(PAUSE) == bson.decode(PING)
+    assert await request.command(pause) == bson.decode(PING)
 
 
 async def test_a_wrapped_query_is_unwrapped() -> None:
     query = bson.encode({"$query": {"isMaster": 1}, "$readPreference": {"mode": "primary"}})
-    request = await read_message(build_op_query("db.$cmd", query, request_id=1))
+    content = b"\0\0\0\0db.$cmd\0" + struct.pack("<ii", 0, -1) + query
+    request = await read_message(struct.pack("<iiii", 16 + len(content), 1, 0, 2004) + content)
     assert request.name == "isMaster"
-    assert request.database(await request.command(PAUSE)) == "db"
+    assert request.database(await request.command(pause)) == "db"
 
 
 @pytest.mark.parametrize("database", [5, None])
 async def test_a_database_that_is_not_a_string_is_refused(database: object) -> None:
     request = await read_message(build_msg(bson.encode({"ping": 1, "$db": database}), request_id=1))
     with pytest.raises(CommandError):
-        request.database(await request.command(PAUSE))
+        request.database(await request.command(pause))
 
 
 @pytest.mark.parametrize("command", [{}, {"x" * 200: 1}, {"": 1}])

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import bson
 
@@ -18,38 +20,18 @@ from tests.harness.until import until
 _ZLIB = 2
 
 
-class _Intake(FairLimit):
-    """Records what is asked for."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit)
-        self.asked: list[int] = []
-
-    async def admit(self, client: str, size: int = 1) -> None:
-        self.asked.append(size)
-        await super().admit(client, size)
-
-
-class _Client:
-    """A client that has to log in with nothing."""
-
-    login = user = None
-
-    def __init__(self, host: str) -> None:
-        self.host = host
-
-
 async def test_a_compressed_message_is_received_when_there_is_room_for_both_its_sizes() -> None:
     plain = build_msg(bson.encode({"ping": os.urandom(100_000), "$db": "admin"}), request_id=1)
     frame = compress_frame(plain, _ZLIB)
     both = len(frame) + len(plain) - 16
     shared = PortShares(ClientLimits(), Counters())
-    shared.intake = intake = _Intake(both + len(frame))
+    shared.intake = intake = FairLimit(both + len(frame))
+    intake.admit = admit = Mock(wraps=intake.admit)  # type: ignore[method-assign]
 
     def connect(host: str) -> tuple[FedTransport, Incoming]:
-        stream, client = FrameStream(), _Client(host)
-        made: Any = client
-        return FedTransport(stream), Incoming(stream, made, shared)
+        stream = FrameStream()
+        client: Any = SimpleNamespace(host=host, login=None, user=None)
+        return FedTransport(stream), Incoming(stream, client, shared)
 
     async def send(transport: FedTransport) -> None:
         sent = 0
@@ -63,8 +45,9 @@ async def test_a_compressed_message_is_received_when_there_is_room_for_both_its_
     later = asyncio.create_task(waiting.next())
     await asyncio.sleep(0)
     sending = asyncio.create_task(send(second))
-    await until(lambda: len(intake.asked) == 2)
-    assert (intake.asked, intake.held) == ([both, both], both)
+    await until(lambda: admit.call_count == 2)
+    assert [call.args[1] for call in admit.call_args_list] == [both, both]
+    assert intake.held == both
     assert waiting.count == 0, "the frame takes memory that nothing counts"
     held.release()
     await asyncio.gather(later, sending)

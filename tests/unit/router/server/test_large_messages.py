@@ -1,7 +1,6 @@
 """Large messages block no other client: they are refused undecoded or handled off the loop."""
 
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,29 +11,12 @@ from structlog.testing import capture_logs
 
 from router.privileges import User, UserName
 from router.server import client_connection, client_message
+from shard_client.wire.frames import compress_frame
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import answer_ok
 from tests.harness.facade import WATCH, facade, facade_before
 
 LIMIT = 16 * 1024 * 1024 + 16 * 1024
-
-
-class Threads:
-    """Records which threads run a function."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
-        function: Callable[..., Any] = getattr(module, name)
-        self.names: list[str] = []
-
-        def watched(*arguments: Any) -> Any:
-            self.names.append(threading.current_thread().name)
-            return function(*arguments)
-
-        monkeypatch.setattr(module, name, watched)
-
-    @property
-    def on_the_loop(self) -> list[bool]:
-        return [name == threading.main_thread().name for name in self.names]
 
 
 def undecodable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,13 +65,13 @@ async def test_an_error_quotes_little_of_a_large_value() -> None:
             assert len(reply["errmsg"]) < 100_000
 
 
-BEYOND_RIGHTS: list[dict[str, Any]] = [
-    {"$match": {"a": {"$in": list(range(1_000_000))}}},
-    {"$match": {"a": {str(number): {"b": [None]} for number in range(200_000)}}},
-]
-
-
-@pytest.mark.parametrize("stage", BEYOND_RIGHTS)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {"$match": {"a": {"$in": list(range(1_000_000))}}},
+        {"$match": {"a": {str(number): {"b": [None]} for number in range(200_000)}}},
+    ],
+)
 @pytest.mark.parametrize("explained", [False, True])
 async def test_a_large_stream_of_a_user_without_rights_is_refused_undecoded(
     monkeypatch: pytest.MonkeyPatch, stage: dict[str, Any], explained: bool
@@ -149,14 +131,20 @@ async def test_large_replies_are_packed_off_the_loop_and_keep_their_order(
     async with facade() as router, await router.client() as client:
         cursor_id: Int64 = (await client.command("db", WATCH))["cursor"]["id"]
         router.cursors.cursors[cursor_id].put(event(1, 4_000_000), event(2))
-        packing = Threads(monkeypatch, client_connection, "compress_frame")
+        on_the_loop: list[bool] = []
+
+        def compress(*arguments: Any) -> bytes:
+            on_the_loop.append(threading.current_thread() is threading.main_thread())
+            return compress_frame(*arguments)
+
+        monkeypatch.setattr(client_connection, "compress_frame", compress)
         command = {"getMore": cursor_id, "collection": "c", "batchSize": 1}
         asked = [client.send("db", command, compressed=True) for _ in range(2)]
         asked.append(client.send("admin", {"ping": 1}, compressed=True))
         answers = [await client.receive() for _ in asked]
         assert [each.response_to for each in answers] == asked
         assert [each["cursor"]["nextBatch"][0]["n"] for each in answers[:2]] == [1, 2]
-        assert packing.on_the_loop == [False, True, True]
+        assert on_the_loop == [False, True, True]
 
 
 async def test_a_flood_of_sections_is_refused() -> None:

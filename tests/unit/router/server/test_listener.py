@@ -15,6 +15,9 @@ from tests.harness.foreign_clients import client_hello
 from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME, RawClient
 from tests.harness.until import until
 
+PING: dict[str, Any] = {"ping": 1}
+INSERT: dict[str, Any] = {"insert": "c", "documents": [{"_id": 1}]}
+
 
 async def test_a_tls_client_is_refused_immediately_where_tls_is_disabled() -> None:
     """The first bytes of its handshake could be the header of a long message."""
@@ -108,27 +111,25 @@ async def test_an_internal_error_affects_only_its_client() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "labels"),
+    ("commands", "labels"),
     [
-        ({"txnNumber": Int64(1)}, ["RetryableWriteError"]),
-        ({"txnNumber": Int64(1), "autocommit": False}, ["TransientTransactionError"]),
-        ({}, None),
+        ([PING, {**INSERT, "txnNumber": Int64(1)}], ["RetryableWriteError"]),
+        (
+            [PING, {**INSERT, "txnNumber": Int64(1), "autocommit": False}],
+            ["TransientTransactionError"],
+        ),
+        ([PING, INSERT], None),
+        ([{"hello": 1}], ["RetryableWriteError"]),
     ],
-    ids=["retryable write", "transaction", "neither"],
+    ids=["retryable write", "transaction", "neither", "handshake"],
 )
-async def test_draining_labels_refused_writes_for_a_retry(
-    fields: dict[str, Any], labels: list[str] | None
+async def test_draining_labels_what_is_refused_for_a_retry(
+    commands: list[dict[str, Any]], labels: list[str] | None
 ) -> None:
+    *before, last = commands
     async with facade() as router, await router.client() as client:
-        await client.command("admin", {"ping": 1})
+        for command in before:
+            await client.command("admin", command)
         router.process.server.topology.quiesce(asyncio.get_running_loop().time() + 30)
-        insert = {"insert": "c", "documents": [{"_id": 1}], **fields}
-        refused = await client.command("db", insert)
+        refused = await client.command("db", last)
         assert (refused["code"], refused.get("errorLabels")) == (91, labels)
-
-
-async def test_draining_labels_the_handshake_of_a_new_connection_for_a_retry() -> None:
-    async with facade() as router, await router.client() as client:
-        router.process.server.topology.quiesce(asyncio.get_running_loop().time() + 30)
-        refused = await client.command("admin", {"hello": 1})
-        assert (refused["code"], refused["errorLabels"]) == (91, ["RetryableWriteError"])

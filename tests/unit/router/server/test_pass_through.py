@@ -15,8 +15,6 @@ from tests.doubles.scripted_server import Asked, answer_ok, scripted_server
 from tests.harness.facade import WATCH, facade, facade_before
 from tests.harness.raw_client import MORE_TO_COME
 
-STRICT = {"apiVersion": "1", "apiStrict": True}
-
 
 async def test_messages_pass_unchanged_except_their_ids() -> None:
     async with facade_before(answer_ok) as (mongos, _, client):
@@ -115,16 +113,12 @@ async def test_a_reply_cut_off_upstream_closes_the_client_s_connection() -> None
             assert (await other.command("admin", {"ping": 1}))["ok"] == 1
 
 
-def from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "is_loopback", lambda _peername: False)
-
-
 @pytest.mark.parametrize("remote", [False, True])
 async def test_no_client_can_shut_down_the_upstream(
     remote: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if remote:
-        from_elsewhere(monkeypatch)
+        monkeypatch.setattr(listener, "is_loopback", lambda _peername: False)
     async with facade_before(answer_ok) as (mongos, _, client):
         for command in ({"shutdown": 1}, {"shutdown": 1, "force": True}):
             reply = await client.command("admin", command)

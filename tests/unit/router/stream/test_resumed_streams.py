@@ -17,7 +17,7 @@ from router.stream.readers.log_reader import Batch
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, first_key
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_key, token_of
-from tests.doubles.scripted_streams import Driver, Event, PrivateStream, Script, batch, hwm
+from tests.doubles.scripted_streams import Driver, Event, Script, batch, hwm
 from tests.unit.router.made_tokens import data_of, event
 from tests.unit.router.stream.streams_by_hand import (
     CONFIG,
@@ -82,7 +82,6 @@ class WanderingDriver(Driver):
         self.left -= 1
         if self.left < 0 or (resumes := self.rnd.choice((True, False, None))) is None:
             return taken
-        assert isinstance(self.stream, PrivateStream)
         reader = self.stream.log_reader
         if resumes:
             start: dict[str, Any] = {"resumeAfter": bson.decode(taken.pbrt)}
@@ -92,12 +91,8 @@ class WanderingDriver(Driver):
             start = {"startAtOperationTime": cluster_time_of(reader.needs)}
             version = next(each for each, of in self.of_version.items() if of is self.scripts)
         shards, spans = len(self.scripts) - 1, () if resumes else reader.needs_spans
-        self.stream = make(options=start, shards=shards, version=version, spans=spans)
-        if not resumes:
-            reader.continue_on(self.stream)
-            self.stream.log_reader = reader
-        self.pending.clear()
-        self.follow_merge()
+        stream = make(options=start, shards=shards, version=version, spans=spans)
+        self.follow(stream, None if resumes else reader)
         return taken
 
 
@@ -215,22 +210,17 @@ def time_of(event: Event) -> bytes:
 class MovingDriver(Driver):
     """Moves the reader to a stream that is opened where it is, again and again."""
 
-    stream: PrivateStream
-
     def take(self) -> Batch:
         taken = super().take()
         if not taken.closed and self.rnd.random() < 0.4:
             reader = self.stream.log_reader
-            self.stream = make(
+            stream = make(
                 options={"startAtOperationTime": cluster_time_of(reader.needs)},
                 target="c",
                 shards=len(self.scripts) - 1,
                 spans=reader.needs_spans,
             )
-            reader.continue_on(self.stream)
-            self.stream.log_reader = reader
-            self.pending.clear()
-            self.follow_merge()
+            self.follow(stream, reader)
         return taken
 
 

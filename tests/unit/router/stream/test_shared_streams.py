@@ -9,7 +9,6 @@ from bson import Timestamp
 
 from router.cursors.registry import CursorRegistry
 from router.limits.cursor_admission import NOBODY
-from router.request.stream_request import parse_request
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import (
     BIG,
@@ -174,8 +173,7 @@ async def test_skipped_events_free_the_budget(cluster: ScriptedCluster):
         cluster.shards["s1"].insert(time, number, fullDocument={"_id": number, "pad": "x" * 40})
     cluster.noop(102)
     options = {"resumeAfter": {"_data": event_token(time, 299)}}
-    command = {"aggregate": 1, "pipeline": [{"$changeStream": options}], "cursor": {}}
-    cursor, _ = await registry.open(parse_request("db", command), OWNER)
+    cursor, _ = await registry.open(stream(pipeline=[{"$changeStream": options}]), OWNER)
     assert await read_until(cursor, 1) == [300]
 
 

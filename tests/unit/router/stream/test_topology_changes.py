@@ -15,13 +15,14 @@ from shard_client.replica_set.replica_set import PRIMARY
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_streams import batch, hwm
 from tests.harness.until import PATIENCE, until
-from tests.unit.router.made_tokens import shard_event
+from tests.unit.router.made_tokens import data_of, event
 from tests.unit.router.stream.streams_by_hand import CONFIG, A, B, arrive, opened, times
 
 
 def draining(shard: str, time: int, upto: int, yes: bool = True) -> CursorBatch:
     changed = {"updatedFields": {"draining": True}} if yes else {"removedFields": ["draining"]}
-    told = shard_event(time, "update", shard, updateDescription=changed)
+    update = {"documentKey": {"_id": shard}, "updateDescription": changed}
+    told = event(data_of(time, 1), operationType="update", **update)
     return batch([told], hwm(upto))
 
 

@@ -13,17 +13,16 @@ from random import Random
 from typing import Any
 
 import bson
-from bson import Timestamp
 from structlog.testing import capture_logs
 
 from router.cursors.registry import CursorRegistry
-from router.request.stream_request import StreamRequest, parse_request
+from router.request.stream_request import StreamRequest
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, numbers, start_cluster
 from tests.harness.until import PATIENCE
 from tests.simulation.moves import Moves, frequent_moves
 from tests.simulation.planted import Planted, tracing
-from tests.unit.router.stream.narrow_clients import with_namespaces, write
+from tests.unit.router.stream.narrow_clients import FROM_100, watch, with_namespaces, write
 
 _SECONDS = range(101, 113)
 
@@ -50,11 +49,9 @@ class Watcher:
     token: dict[str, Any] | None = None
 
     def request(self) -> StreamRequest:
-        start = {"startAtOperationTime": Timestamp(100, 1)}
-        options = start if self.token is None else {"resumeAfter": self.token}
+        options = FROM_100 if self.token is None else {"resumeAfter": self.token}
         stages = [{"$match": self.match}] if self.match else []
-        pipeline = [{"$changeStream": options}, *stages]
-        return parse_request("db", {"aggregate": self.target, "pipeline": pipeline, "cursor": {}})
+        return watch(self.target, *stages, options=options)
 
     async def read(self, last: int) -> None:
         """Read up to the event ``last``."""

@@ -35,15 +35,6 @@ from tests.unit.router.stream.narrow_clients import (
 )
 
 
-def fail_remote(cursor: MergedCursor, error: CommandError) -> None:
-    """Fail the first shard's remote of the stream that a cursor reads."""
-    running = cursor.running_stream
-    assert running is not None
-    remote = running._remotes.get(1)
-    assert remote is not None
-    running.remote_failed(remote, error)
-
-
 @pytest.fixture
 def cluster(cluster: ScriptedCluster) -> ScriptedCluster:
     """The scripted cluster, whose shards know namespaces and filters."""
@@ -96,7 +87,11 @@ async def test_an_error_in_another_collection_moves_a_stream_to_its_own_remotes(
     assert await read_until(cursor, 1) == [101]
     message = 'BSONObj size is invalid. First element: _id: { _data: "826B02" }'
     with capture_logs() as logs:
-        fail_remote(cursor, CommandError(10334, message))
+        running = cursor.running_stream
+        assert running is not None
+        remote = running._remotes.get(1)
+        assert remote is not None
+        running.remote_failed(remote, CommandError(10334, message))
         write(cluster, 103, "a")
         assert await read_through_move(cursor, 1) == [103]
     assert namespaces(registry) == ["db.a"]
@@ -244,12 +239,6 @@ async def test_a_shard_s_outage_does_not_keep_clients_from_sharing(
     assert "filtered" in cursor.running_stream.describe(())
 
 
-async def read_on(cursors: list[MergedCursor], times: int) -> None:
-    for _ in range(times):
-        for cursor in cursors:
-            assert (await cursor.next_batch(None, 0.01)).events == []
-
-
 async def test_readers_stay_on_the_shared_stream_if_the_limit_of_streams_is_reached(
     cluster: ScriptedCluster,
 ) -> None:
@@ -262,7 +251,8 @@ async def test_readers_stay_on_the_shared_stream_if_the_limit_of_streams_is_reac
     assert await read_until_shared(cluster, cursors, 1) == [[n] for n in range(101, 109)]
     # The planner finds own streams cheaper from now on; nothing is wrong with the shared one.
     write(cluster, 110, "c", tenant=99, filler="x" * (1 << 24))
-    await read_on(cursors, 20)
+    for cursor in cursors * 20:
+        assert (await cursor.next_batch(None, 0.01)).events == []
     for second in range(111, 119):
         write(cluster, second, "c", tenant=second - 111)
     got = [await read_through_move(cursor, 1) for cursor in cursors]

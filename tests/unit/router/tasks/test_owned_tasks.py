@@ -57,10 +57,15 @@ async def test_a_task_ends_alone(step: Callable[[], Awaitable[None]], logged: li
     assert [line["event"] for line in lines] == logged
 
 
-async def test_the_end_of_a_block_awaits_its_tasks_and_keeps_its_exception() -> None:
+@pytest.mark.parametrize("end", [OSError, asyncio.CancelledError])
+async def test_the_end_of_a_block_awaits_its_tasks_and_keeps_its_exception(
+    end: type[BaseException],
+) -> None:
     closed: list[str] = []
+    running = asyncio.Event()
 
     async def close_slowly() -> None:
+        running.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -68,38 +73,20 @@ async def test_the_end_of_a_block_awaits_its_tasks_and_keeps_its_exception() -> 
                 await asyncio.sleep(0.01)
             closed.append("closed")
 
-    async def listen() -> None:
-        async with OwnedTasks() as tasks:
-            tasks.run(close_slowly)
-            await asyncio.sleep(0)
-            raise OSError("port in use")
-
-    with pytest.raises(OSError, match="port in use"):
-        await listen()
-    assert closed == ["closed"]
-
-
-async def test_a_cancelled_block_ends_its_tasks() -> None:
-    closed: list[str] = []
-    running = asyncio.Event()
-
     async def serve() -> None:
         async with OwnedTasks() as tasks:
-            tasks.run(wait)
+            tasks.run(close_slowly)
+            await running.wait()
+            if end is OSError:
+                raise OSError("port in use")
             await asyncio.Event().wait()
-
-    async def wait() -> None:
-        running.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            closed.append("closed")
 
     serving = asyncio.create_task(serve())
     await running.wait()
-    serving.cancel()
-    await asyncio.wait({serving})
-    assert serving.cancelled()
+    if end is not OSError:
+        serving.cancel()
+    with pytest.raises(end):
+        await serving
     assert closed == ["closed"]
 
 

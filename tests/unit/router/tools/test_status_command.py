@@ -2,10 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,10 +13,8 @@ from typer.testing import CliRunner
 from router.tls.handshake import Handshakes
 from router.tools.status import status
 from shard_client.wire.tls import TlsContexts, TlsFiles
-from tests.harness.admin import NOW, admin_port, watched_facade
+from tests.harness.admin import admin_port, watched_facade
 from tests.harness.certificates import Authority
-
-_now = partial(datetime.fromtimestamp, NOW, UTC)
 
 
 async def invoke(*arguments: str) -> Any:
@@ -31,7 +25,7 @@ async def invoke(*arguments: str) -> Any:
 
 
 async def test_the_text_shows_lanes_streams_and_readiness() -> None:
-    async with watched_facade(now=_now) as made, admin_port(made) as port:
+    async with watched_facade() as made, admin_port(made) as port:
         result = await invoke("--admin", f"http://127.0.0.1:{port}")
     assert result.exit_code == 0
     lines = result.output.splitlines()
@@ -44,7 +38,7 @@ async def test_the_text_shows_lanes_streams_and_readiness() -> None:
 
 
 async def test_json_is_the_document_of_the_page() -> None:
-    async with watched_facade(now=_now) as made, admin_port(made) as port:
+    async with watched_facade() as made, admin_port(made) as port:
         result = await invoke("--admin", f"http://127.0.0.1:{port}", "--json")
     assert json.loads(result.output)["streams"] == 0
 
@@ -69,16 +63,10 @@ async def test_watching_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch)
     assert result.output.count("mergerouter status: ") == 2
 
 
-@asynccontextmanager
-async def with_tls(certificate: Path) -> AsyncIterator[int]:
-    contexts = TlsContexts(TlsFiles(certificate))
+async def test_the_wrong_scheme_is_reported(authority: Authority) -> None:
+    contexts = TlsContexts(TlsFiles(authority.issue("router")))
     handshakes = Handshakes(lambda: contexts.unasked, required=True)
     async with watched_facade() as made, admin_port(made, handshakes=handshakes) as port:
-        yield port
-
-
-async def test_the_wrong_scheme_is_reported(authority: Authority) -> None:
-    async with with_tls(authority.issue("router")) as port:
         plain = await invoke("--admin", f"http://127.0.0.1:{port}")
     async with watched_facade() as made, admin_port(made) as port:
         encrypted = await invoke("--admin", f"https://127.0.0.1:{port}")

@@ -7,9 +7,11 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import anyio
 import pytest
@@ -59,27 +61,13 @@ def test_a_message_to_a_process_that_is_gone_is_lost() -> None:
     uvloop.run(send())
 
 
-class _ShortOfMemory:
-    """A socket that the system refuses memory once."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        self._refused = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._end, name)
-
-    def send(self, packet: bytes) -> int:
-        if not self._refused:
-            self._refused = True
-            raise OSError(errno.ENOBUFS, "No buffer space available")
-        return self._end.send(packet)
-
-
 def test_messages_survive_a_lack_of_memory() -> None:
     async def check() -> None:
         ours, theirs = socket_pair()
-        sending, receiving = Channel(_ShortOfMemory(ours)), Channel(theirs)  # type: ignore[arg-type]
+        short = Mock(wraps=ours)  # the system refuses it memory once
+        refusal = OSError(errno.ENOBUFS, "No buffer space available")
+        short.send.side_effect = chain([refusal], repeat(DEFAULT))
+        sending, receiving = Channel(short), Channel(theirs)
         for number in range(3):
             sending.send(ConnectionEnded(number))
         async with asyncio.timeout(PATIENCE):
@@ -238,7 +226,11 @@ async def test_connections_of_two_ports_are_placed_by_the_same_answers(
     dispatcher = ConnectionDispatcher(ConnectionLimit(10))
     ports = [await dispatcher.open(port, ["127.0.0.1"], 0) for port in ("driver", "feed")]
     dispatcher.listen()
-    ends = [Channel(theirs) for theirs in (_child(dispatcher, 1), _child(dispatcher, 2))]
+    ends = []
+    for number in (1, 2):
+        ours, theirs = map(Channel, socket_pair())
+        dispatcher.add(Child(number, None, ours))  # type: ignore[arg-type]
+        ends.append(theirs)
     reports = [asyncio.create_task(_read(child)) for child in dispatcher.children.values()]
     dispatching = asyncio.create_task(dispatcher.dispatch())
     async with asyncio.timeout(PATIENCE):
@@ -262,29 +254,16 @@ async def test_connections_of_two_ports_are_placed_by_the_same_answers(
     dispatcher.close()
 
 
-def _child(dispatcher: ConnectionDispatcher, number: int) -> socket.socket:
-    """Add a worker to the dispatcher; return the worker's end of its channel."""
-    ours, theirs = socket_pair()
-    dispatcher.add(Child(number, None, Channel(ours)))  # type: ignore[arg-type]
-    return theirs
-
-
 async def _read(child: Child) -> None:
     async for _message in child.reports():
         pass
 
 
-class _SlowListener:
-    """A listener whose commands in flight do not end."""
-
-    async def drain(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-
 async def test_a_worker_answers_its_parent_while_it_drains(tmp_path: Path) -> None:
     ours, theirs = map(Channel, socket_pair())
     process = SimpleNamespace(cursors={}, counters=Counters())
-    parts: Any = (process, _SlowListener(), None)
+    listener = SimpleNamespace(drain=asyncio.sleep)  # its commands in flight do not end
+    parts: Any = (process, listener, None)
     async with asyncio.timeout(PATIENCE), OwnedTasks() as tasks:
         handling = asyncio.create_task(_handle_messages(tmp_path, theirs, parts, tasks))
         assert await ours.receive() == (WorkerSignal.READY, None)

@@ -12,12 +12,10 @@ from shard_client.bson.resume_token import (
     ResumeToken,
     as_version,
     cluster_time_of,
-    first_key,
     is_invalidate,
     version_of,
 )
 from shard_client.bson.values import MalformedValueError
-from tests.unit.router.made_tokens import data_of
 from tests.unit.shard_client.bson_values import documents
 
 T = "82620B98E500000002"
@@ -40,15 +38,6 @@ def test_high_water_marks_round_trip(version, data):
     assert parsed.raw == mark.raw
     assert version_of(mark.data) == version
     assert parsed.is_high_water_mark == (version > 0)
-
-
-def test_a_high_water_mark_sorts_between_cluster_times():
-    for version in (1, 2):
-        before = data_of(7, 3, inc=1, version=version).encode()
-        at = data_of(7, 3, inc=2, version=version).encode()
-        assert before < ResumeToken.high_water_mark(Timestamp(7, 2), version).data < at
-    assert before < first_key(Timestamp(7, 2)) < at
-    assert cluster_time_of(at) == Timestamp(7, 2)
 
 
 @given(st.binary(max_size=60))

@@ -1,7 +1,6 @@
 """A remote cursor on a scripted member, and everything that it reports."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +44,6 @@ class Reader:
     distrusted: list[Address] = field(default_factory=list)
     asked_ahead: list[bool] = field(default_factory=list)
     connection: Connection | None = None
-    stages: Sequence[dict[str, Any]] = ()
     fragments: bool = False
     sent: MemberLoad = field(default_factory=MemberLoad)
 
@@ -90,8 +88,7 @@ class Reader:
         start: dict[str, Any] = {"startAtOperationTime": Timestamp(100, 1)}
         if pbrt is not None:
             start = {"resumeAfter": {"_data": token_key(pbrt).decode()}}
-        pipeline = [{"$changeStream": start}, *self.stages]
-        return "db", {"aggregate": 1, "pipeline": pipeline, "cursor": {}}
+        return "db", {"aggregate": 1, "pipeline": [{"$changeStream": start}], "cursor": {}}
 
     def start(self) -> None:
         """Read the cursor in the background."""

@@ -121,36 +121,22 @@ async def test_an_invalidate_that_fills_its_reply_ends_the_cursor(
     assert connection.closed == ahead, "with a request in flight, it serves nobody else"
 
 
-async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
-    reader = Reader(member, replace(SETTINGS, reply_timeout=0.3, close_timeout=4.0))
-    reader.start()
-    await until(lambda: member.commands["getMore"] > 1)
-    member.hang.add("getMore")
-    await until(lambda: member.commands["hello"] >= 3)
-    assert reader.distrusted == []
-    assert reader.failures == []
-    async with asyncio.timeout(PATIENCE):
-        await reader.close()
-
-
-@pytest.mark.parametrize("refuses", [False, True], ids=["all brief uses taken", "an error reply"])
-async def test_a_member_is_not_abandoned_for_a_hello_that_it_does_not_get_or_refuses(
-    member: ScriptedMember, refuses: bool
-):
+@pytest.mark.parametrize("hello", ["is answered", "finds all brief uses taken", "is refused"])
+async def test_a_slow_member_is_not_abandoned_for_any_hello(member: ScriptedMember, hello: str):
     reader = Reader(member, replace(SETTINGS, reply_timeout=0.3, close_timeout=4.0))
     reader.start()
     await until(lambda: member.commands["getMore"] > 1)
     async with AsyncExitStack() as probes:
-        for _ in range(PoolLimits().most_brief):
+        for _ in range(0 if hello == "is answered" else PoolLimits().most_brief):
             address = ("127.0.0.1", member.port)
             await probes.enter_async_context(reader.pool.borrow(address, PATIENCE))
         sent = member.commands["hello"]
-        if refuses:
+        if hello == "is refused":
             member.failures["hello"] = [{"ok": 0.0, "code": 11600, "errmsg": "shutting down"}]
         member.hang.add("getMore")
         await until(lambda: member.commands["hello"] >= sent + 2)
     assert reader.sent.openings == 1
-    assert reader.distrusted == []
+    assert reader.distrusted == reader.failures == []
     member.hang.clear()
     async with asyncio.timeout(PATIENCE):
         await reader.close()
@@ -305,13 +291,10 @@ AWAY = ("127.0.0.1", 9)
 
 
 class Unreachable:
-    """A member that accepts no connection; counts the attempts."""
-
-    attempts = 0
+    """A member that accepts no connection."""
 
     @asynccontextmanager
     async def borrow(self, address, timeout):
-        self.attempts += 1
         raise NetworkError("refused")
         yield
 
@@ -357,15 +340,8 @@ async def test_a_cancelled_close_leaves_no_cursor(member: ScriptedMember, hangin
     await reader.cursor_reaper.close()
 
 
-async def test_attempts_end_when_the_member_has_ended_the_cursor_itself():
-    member = Unreachable()
-    kills = CursorReaper(member.borrow, lasting=0.05, first_pause=0.01)
-    kills.add(OpenCursor(AWAY, "db.c", 1))
-    await until(lambda: len(kills) == 0)
-    assert member.attempts > 0
-
-
-async def test_a_member_s_cursors_are_bounded_in_number():
+async def test_a_member_s_cursors_are_bounded_in_number_and_time():
+    """After that time, the member has ended them itself."""
     kills = CursorReaper(Unreachable().borrow, lasting=0.2, most=3, first_pause=0.01)
     with structlog.testing.capture_logs() as logs:
         for number in range(5):

@@ -1,4 +1,6 @@
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
@@ -9,12 +11,17 @@ from shard_client.errors import NetworkError
 from shard_client.wire.connection import Connection, format_address, parse_address
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import EXHAUST_ALLOWED, MORE_TO_COME, build_msg, parse_message
-from tests.doubles.scripted_server import Asked, ScriptedServer, scripted_server
+from tests.doubles.scripted_server import Asked, Script, ScriptedServer, scripted_server
 from tests.harness.until import PATIENCE, until
 
 
-async def connected(server: ScriptedServer) -> Connection:
-    return await Connection.open(("127.0.0.1", server.port), timeout=PATIENCE)
+@asynccontextmanager
+async def connected(script: Script) -> AsyncIterator[tuple[ScriptedServer, Connection]]:
+    """Connect to a server that answers by a script."""
+    async with scripted_server(script) as server:
+        connection = await Connection.open(("127.0.0.1", server.port), timeout=PATIENCE)
+        yield server, connection
+        connection.abort()
 
 
 async def ping(connection: Connection, value: Any = 1, timeout: float = PATIENCE) -> dict[str, Any]:
@@ -29,12 +36,10 @@ async def _commands_of_all_sizes() -> None:
     async def echo(asked: Asked) -> None:
         asked.reply({"ok": 1.0, "echo": asked.command})
 
-    async with scripted_server(echo) as server:
-        connection = await connected(server)
+    async with connected(echo) as (_, connection):
         for size in (1, 10_000, 300_000, 10_000, 5_000_000, 1):
             reply = await ping(connection, "x" * size)
             assert reply["echo"] == {"ping": "x" * size, "$db": "db"}
-        connection.abort()
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -46,18 +51,15 @@ async def test_the_ids_of_requests_begin_again():
     async def answer(asked: Asked) -> None:
         asked.reply({"ok": 1.0})
 
-    async with scripted_server(answer) as server:
-        connection = await connected(server)
+    async with connected(answer) as (server, connection):
         connection._request_ids = count(0x7FFFFFFF)
         for _ in range(2):
             await ping(connection)
         assert [asked.request_id for asked in server.asked[-2:]] == [0x7FFFFFFF, 0]
-        connection.abort()
 
 
 async def test_a_timeout_closes_the_connection():
-    async with scripted_server(silent) as server:
-        connection = await connected(server)
+    async with connected(silent) as (server, connection):
         with pytest.raises(NetworkError, match="did not answer"):
             await ping(connection, timeout=0.01)
         await until(lambda: not server.connections)
@@ -66,8 +68,7 @@ async def test_a_timeout_closes_the_connection():
 
 
 async def test_a_cancelled_request_closes_the_connection():
-    async with scripted_server(silent) as server:
-        connection = await connected(server)
+    async with connected(silent) as (server, connection):
         request = asyncio.create_task(ping(connection))
         await until(lambda: server.asked)
         with pytest.raises(RuntimeError, match="in flight"):
@@ -91,8 +92,7 @@ async def test_an_invalid_reply_closes_the_connection(answer):
     async def nonsense(asked: Asked) -> None:
         asked.writer.write(answer)
 
-    async with scripted_server(nonsense) as server:
-        connection = await connected(server)
+    async with connected(nonsense) as (server, connection):
         with pytest.raises(NetworkError, match="protocol"):
             await ping(connection)
         await until(lambda: not server.connections)
@@ -104,14 +104,12 @@ async def test_exchange_forwards_and_yields_all_replies():
         for n in range(3):
             asked.reply({"ok": 1.0, "n": n}, flags=MORE_TO_COME if n < 2 else 0)
 
-    async with scripted_server(exhaust) as server:
-        connection = await connected(server)
+    async with connected(exhaust) as (server, connection):
         frame = build_msg(encode({"x": 1, "$db": "db"}), request_id=999, flags=EXHAUST_ALLOWED)
         for _ in range(2):
             replies = [parse_message(reply) async for reply in connection.exchange(frame)]
             assert [reply.payload.document()["n"] for reply in replies] == [0, 1, 2]
         assert all(asked.request_id != 999 for asked in server.asked)
-        connection.abort()
 
 
 async def test_an_abandoned_exchange_closes_the_connection():
@@ -119,8 +117,7 @@ async def test_an_abandoned_exchange_closes_the_connection():
         for _ in range(2):
             asked.reply({"ok": 1.0}, flags=MORE_TO_COME)
 
-    async with scripted_server(endless) as server:
-        connection = await connected(server)
+    async with connected(endless) as (server, connection):
         frame = build_msg(encode({"x": 1, "$db": "db"}), request_id=1, flags=EXHAUST_ALLOWED)
         replies = connection.exchange(frame)
         await anext(replies)

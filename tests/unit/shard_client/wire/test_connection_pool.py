@@ -37,17 +37,6 @@ async def ping(connection: Connection) -> None:
     await connection.command("admin", {"ping": 1}, timeout=TIME)
 
 
-async def test_a_connection_is_reused(member: ScriptedMember, make: Make):
-    pool = make()
-    first = await pool.take(at(member), TIME)
-    await ping(first)
-    pool.give_back(first)
-    assert await pool.take(at(member), TIME) is first
-    assert await pool.take(at(member), TIME) is not first
-    assert member.commands["hello"] == 2
-    assert pool.counts == {at(member): PoolCounts(2, 0, 2)}
-
-
 async def test_an_idle_connection_that_was_cut_is_replaced(member: ScriptedMember, make: Make):
     pool = make()
     idle = [await pool.take(at(member), TIME) for _ in range(3)]

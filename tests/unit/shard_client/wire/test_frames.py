@@ -25,7 +25,6 @@ from shard_client.wire.frames import (
     reply_body,
     with_ids,
 )
-from tests.doubles.old_driver import build_op_query
 from tests.unit.shard_client.bson_values import documents, names
 
 PING = bson.encode({"ping": 1, "$db": "admin"})
@@ -161,7 +160,7 @@ def test_damaged_frames_raise_only_protocol_errors(document, sequences, flags, d
 
 
 def test_a_reply_must_have_one_body():
-    query = build_op_query("admin.$cmd", PING, request_id=1)
+    query = _frame(b"\0\0\0\0admin.$cmd\0" + bytes(8) + PING, 2004)
     with_sequence = build_msg(PING, request_id=1, sequences={"a": []})
     for frame in (query, with_sequence):
         with pytest.raises(ProtocolError, match="one body"):

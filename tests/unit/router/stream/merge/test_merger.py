@@ -7,8 +7,6 @@ from router.limits.memory import weight
 from router.stream.merge.merger import BLOCK_EVENTS, MergeInput, MergeOrderError, Merger
 from shard_client.remote_cursor.cursor_reply import KeyedToken
 
-LOWEST, HIGHEST = b"", b"\xff"
-
 
 def key(number: int) -> bytes:
     return b"%06d" % number
@@ -21,19 +19,13 @@ def merger(remotes: int) -> Merger:
     return made
 
 
-def remote(*, topology: bool = False, watermark: bytes = b"") -> MergeInput:
-    at = Timestamp(1, 1)
-    return MergeInput("", "", at, topology=topology, watermark=watermark)
+def remote(*, topology: bool = False) -> MergeInput:
+    return MergeInput("", "", Timestamp(1, 1), topology=topology)
 
 
 def event(number: int, remote: int, filler: bytes = b"") -> tuple[bytes, bytes]:
     """Return a sort key and an event that encodes the key and its remote."""
     return key(number), b"%d:%d:" % (number, remote) + filler
-
-
-def origin(raw: bytes) -> tuple[int, int]:
-    number, remote, _ = raw.split(b":", 2)
-    return int(number), int(remote)
 
 
 def arrive(
@@ -97,27 +89,16 @@ def test_broken_watermarks_are_errors_without_effect(numbers, watermark, message
     assert (made.low_watermark, made.remotes[0].buffered, made.ready) == (key(5), 0, False)
 
 
-class TestTopologyRemote:
-    """When the config server's watermark may be the mark (docs/protocol.md#sharded-cluster)."""
-
-    def make(self) -> Merger:
-        made = Merger()
-        made.add_remote(remote(topology=True))
-        made.add_remote(remote())
-        add(made, 1, [], 99)
-        return made
-
-    def mark_after(self, made: Merger, numbers: Sequence[int], watermark: int) -> bytes | None:
+def test_only_an_advanced_watermark_without_events_is_the_high_water_mark():
+    """Of the config server: docs/protocol.md#sharded-cluster."""
+    made = Merger()
+    made.add_remote(remote(topology=True))
+    made.add_remote(remote())
+    add(made, 1, [], 99)
+    add(made, 0, [], 6)
+    for numbers, watermark, mark in (([], 7, b"p7"), ([8], 8, None), ([], 8, None), ([], 9, b"p9")):
         add(made, 0, numbers, watermark)
-        return made.high_water_mark and made.high_water_mark.token
-
-    def test_only_an_advanced_watermark_without_events_is_the_high_water_mark(self):
-        made = self.make()
-        self.mark_after(made, [], 6)
-        assert self.mark_after(made, [], 7) == b"p7"
-        assert self.mark_after(made, [8], 8) is None
-        assert self.mark_after(made, [], 8) is None
-        assert self.mark_after(made, [], 9) == b"p9"
+        assert (made.high_water_mark and made.high_water_mark.token) == mark
 
 
 def test_remotes_behind_a_key_are_listed():

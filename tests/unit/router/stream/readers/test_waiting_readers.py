@@ -1,13 +1,13 @@
 """Filtered readers during a backlog: replies are few and full."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from unittest.mock import Mock
 
 import pytest
 from bson import Timestamp
 
 from router.filters.stream_filter import compile_filter
-from router.request.stream_request import parse_request
 from router.stream.merge.merged_stream import MergedStream
 from router.stream.readers import waiting_readers
 from router.stream.readers.fan_out import FanOut
@@ -17,6 +17,7 @@ from router.stream.readers.waiting_readers import Waiter, WaitingReaders
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
+from tests.doubles.scripted_cluster import stream
 from tests.doubles.scripted_streams import hwm
 from tests.harness.until import PATIENCE
 from tests.unit.router.made_tokens import data_of, event
@@ -28,28 +29,15 @@ ALL = {"$gte": 0}
 
 
 class Backlog:
-    """One shard's stream with several blocks of events; each tenant has every 100th event.
+    """One shard's stream with several blocks of events; each tenant has every 100th event."""
 
-    ``passed`` is called in each step.
-    """
-
-    def __init__(
-        self, size: int = 0, kept_bytes: int = 0, passed: Callable[[], None] = lambda: None
-    ) -> None:
-        command = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
-        request = parse_request("db", command)
+    def __init__(self, size: int = 0, kept_bytes: int = 0) -> None:
+        request = stream(None)
         self.stream = MergedStream(request, {"s0": "h:1"}, start_at=START, topology_from=START)
         self.fan_out = FanOut(self.stream, kept_bytes)
         self.readers = WaitingReaders(self.stream, self.fan_out)
         self.point = starting_point(request, START, 1)
         self.size = size
-        pass_on = self.fan_out.step
-
-        def step(clock: Callable[[], float], seconds: float) -> None:
-            pass_on(clock, seconds)
-            passed()
-
-        self.fan_out.step = step  # type: ignore[method-assign]
 
     def reader(self, tenant: int | Mapping[str, int]) -> LogReader:
         wanted = compile_filter([{"$match": {"fullDocument.tenant": tenant}}])
@@ -156,10 +144,8 @@ async def test_a_reader_may_use_what_others_leave() -> None:
 
 
 async def test_an_exception_in_a_step_ends_the_stream_of_readers_without_a_filter() -> None:
-    def fail() -> None:
-        raise ValueError("planted")
-
-    backlog = Backlog(passed=fail)
+    backlog = Backlog()
+    backlog.fan_out.step = Mock(side_effect=ValueError)  # type: ignore[method-assign]
     reader = LogReader(backlog.stream, backlog.point)
     waiting = backlog.waiting(reader)
     backlog.readers.step(asked=True)
