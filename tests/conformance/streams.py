@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 from bson import Int64, Timestamp
+from bson.codec_options import CodecOptions
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
@@ -36,6 +37,7 @@ class Stream:
         stages: the stages after ``$changeStream``.
         cursor: the command's ``cursor``.
         session: the session that owns the cursor; None starts a new one.
+        codec: how replies are decoded.
         fields: further fields of the aggregate command.
     """
 
@@ -49,11 +51,13 @@ class Stream:
         *,
         cursor: Mapping[str, Any] | None = None,
         session: ClientSession | None = None,
+        codec: CodecOptions[Any] | None = None,
         **fields: Any,
     ) -> None:
         self.client = client
         self.database = database
         self.session = session or client.start_session()
+        self._codec = codec
         self.collection = target if isinstance(target, str) else "$cmd.aggregate"
         self.events: list[Event] = []
         self.pbrts: list[str] = []
@@ -63,7 +67,11 @@ class Stream:
             "cursor": dict(cursor or {}),
             **fields,
         }
-        self._take(client[database].command(command, session=self.session))
+        self._take(self._answer(command))
+
+    def _answer(self, command: Mapping[str, Any]) -> Any:
+        database = self.client[self.database]
+        return database.command(dict(command), session=self.session, codec_options=self._codec)
 
     def _take(self, reply: dict[str, Any]) -> dict[str, Any]:
         self.reply = reply
@@ -80,7 +88,7 @@ class Stream:
         command = {"getMore": self.id, "collection": self.collection, **fields}
         if max_time_ms is not None:
             command["maxTimeMS"] = max_time_ms
-        return self._take(self.client[self.database].command(command, session=self.session))
+        return self._take(self._answer(command))
 
     def until(self, done: Callable[[Self], Any], **fields: Any) -> list[Event]:
         """Read until ``done(self)`` is true; return all events so far."""
@@ -95,10 +103,10 @@ class Stream:
         """Read until there are at least ``count`` events; return all so far."""
         return self.until(lambda self: len(self.events) >= count, **fields)
 
-    def past(self, end: Timestamp) -> list[Event]:
+    def past(self, end: Timestamp, **fields: Any) -> list[Event]:
         """Read until the stream has passed ``end`` or has ended; return all events so far."""
         append_notes(self.client)
-        return self.until(lambda self: not self.id or time_of(self.pbrt) > end)
+        return self.until(lambda self: not self.id or time_of(self.pbrt) > end, **fields)
 
     def failure(self) -> dict[str, Any]:
         """Read until a getMore fails; return the whole error reply."""
@@ -112,9 +120,7 @@ class Stream:
 
     def close(self) -> None:
         """Kill the cursor if it is still open."""
-        self.client[self.database].command(
-            {"killCursors": self.collection, "cursors": [self.id]}, session=self.session
-        )
+        self._answer({"killCursors": self.collection, "cursors": [self.id]})
         self.session.end_session()
 
     def __enter__(self) -> Self:
