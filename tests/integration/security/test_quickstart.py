@@ -1,4 +1,4 @@
-"""docs/quickstart.md, step by step, on a cluster with a key file and users."""
+"""docs/quickstart.md, step by step, on a cluster with users; no file or log has a password."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_the_quickstart(secured: TestCluster, key_file: Path, tmp_path: Path) ->
         assert process.returncode == 0, output
         return output
 
-    started: list[subprocess.Popen[str]] = []
+    started, told = list[subprocess.Popen[str]](), list[str]()
     with Client(secured.mongos_uri) as root:
         for user, password in (("mergerouter", "of-router"), ("watcher", "of-quickstart")):
             root.admin.command("createUser", user, pwd=password, roles=_roles(user))
@@ -87,7 +87,7 @@ def test_the_quickstart(secured: TestCluster, key_file: Path, tmp_path: Path) ->
             started.append(router)
             assert router.stdout is not None
             assert any("Waiting for connections" in line for line in router.stdout)
-            threading.Thread(target=router.stdout.read, daemon=True).start()
+            threading.Thread(target=told.extend, args=(router.stdout,), daemon=True).start()
             assert str(admin) in placed(" ".join(status))
             assert output_of(status)
 
@@ -107,7 +107,7 @@ def test_the_quickstart(secured: TestCluster, key_file: Path, tmp_path: Path) ->
             following = start(run)
             started.append(following)
             assert following.stdout is not None
-            threading.Thread(target=following.stdout.read, daemon=True).start()
+            threading.Thread(target=told.extend, args=(following.stdout,), daemon=True).start()
 
             def committed() -> bool:
                 assert following.poll() is None
@@ -124,6 +124,11 @@ def test_the_quickstart(secured: TestCluster, key_file: Path, tmp_path: Path) ->
                 process.wait(60)
             for user in ("mergerouter", "watcher"):
                 root.admin.command("dropUser", user)
+    kept = [each.read_bytes() for each in (tmp_path / "orders").rglob("*") if each.is_file()]
+    assert kept
+    for secret in ("of-quickstart", "of-router"):
+        assert secret not in "".join(told)
+        assert not any(secret.encode() in each for each in kept)
 
 
 def _roles(user: str) -> list[str]:
