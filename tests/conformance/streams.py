@@ -9,6 +9,7 @@ from bson.codec_options import CodecOptions
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
+from shard_client.bson.resume_token import cluster_time_of
 from tests.harness.clusters import Client
 from tests.harness.until import Deadline
 
@@ -132,8 +133,7 @@ class Stream:
 
 def time_of(token: Mapping[str, Any]) -> Timestamp:
     """Return a resume token's cluster time."""
-    data = token["_data"]
-    return Timestamp(int(data[2:10], 16), int(data[10:18], 16))
+    return cluster_time_of(token["_data"])
 
 
 def now(client: Client) -> Timestamp:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import pytest
 
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port
+from tests.harness.server_settings import write_secret
 from tests.harness.until import wait_for
 
 PAGE = (Path(__file__).parents[3] / "docs" / "quickstart.md").read_text()
@@ -52,11 +52,9 @@ def test_the_quickstart(secured: TestCluster, key_file: Path, tmp_path: Path) ->
         return text
 
     uri = f"mongodb://watcher:of-quickstart@127.0.0.1:{port}/"
-    shutil.copy(key_file, tmp_path / "key")
-    for name, content in (("password", "of-router"), ("admin-token", "t"), ("watcher-uri", uri)):
-        (tmp_path / name).write_text(content)
-    for name in ("key", "password", "admin-token", "watcher-uri"):
-        (tmp_path / name).chmod(0o600)
+    secrets = {"key": key_file.read_text(), "password": "of-router", "admin-token": "t"}
+    for name, content in {**secrets, "watcher-uri": uri}.items():
+        write_secret(tmp_path / name, content)
     (tmp_path / "router.yaml").write_text(placed(configuration()))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MERGEROUTER_URI": uri}
 
