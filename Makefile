@@ -16,7 +16,7 @@ REAL_JOBS ?= 3
 SHARED := --dist loadgroup --no-loadscope-reorder
 # A process that begins the last two tests of a group is given the next file, which waits for it: after the longest tests,
 # and at the end, come files of short ones without a group.
-REAL_TESTS := tests/spark/test_exactly_once.py tests/spark/test_unreadable.py tests/spark/test_secured.py tests/filters \
+REAL_TESTS := tests/spark/test_exactly_once.py tests/spark/test_unreadable.py tests/filters \
 	tests/drivers tests/faults tests/differential tests/debezium tests/integration tests/conformance
 
 # A wait that expires is tried once more, since the machine may have been busy, and is reported; so is Spark's wait of ten

@@ -30,6 +30,7 @@ _HELLO = {"hello": 1, "helloOk": True}
 _MIB = 1024 * 1024
 _HELLOS = build_msg(bson.encode({**_HELLO, "$db": "admin"}), request_id=1) * 2000
 _RESET = struct.pack("ii", 1, 0)
+_MORE: dict[str, Any] = {"getMore": 0, "collection": "$cmd.aggregate", "maxTimeMS": 50}
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +223,20 @@ async def _resets_during_an_opening(client: RawClient, chance: Random) -> None:
 
 async def _disconnects_during_a_wait(client: RawClient, chance: Random) -> None:
     cursor_id = (await client.command("soak", _watch(chance)))["cursor"]["id"]
-    client.send("soak", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 3_600_000})
+    client.send("soak", {**_MORE, "getMore": cursor_id, "maxTimeMS": 3_600_000})
     await client.writer.drain()
     await asyncio.sleep(chance.random() * 0.05)
     if chance.random() < 0.5:
         _reset(client)
+
+
+async def _reads_on(client: RawClient, chance: Random) -> None:
+    """Read, with pauses, for longer than an idle cursor is kept; then kill the cursor."""
+    cursor_id = (await client.command("soak", _watch(chance)))["cursor"]["id"]
+    for _ in range(4):
+        assert (await client.command("soak", {**_MORE, "getMore": cursor_id}))["ok"] == 1
+        await asyncio.sleep(CURSOR_TIMEOUT_MS / 2000)
+    await client.command("soak", {"killCursors": "$cmd.aggregate", "cursors": [cursor_id]})
 
 
 async def _reads_the_feed(client: RawClient, chance: Random) -> None:
@@ -253,5 +263,6 @@ _BEHAVIOURS: tuple[Callable[[RawClient, Random], Awaitable[None]], ...] = (
     _leaves_a_cursor_open,
     _resets_during_an_opening,
     _disconnects_during_a_wait,
+    _reads_on,
     _reads_the_feed,
 )

@@ -5,9 +5,11 @@ from contextlib import suppress
 from typing import Any, Self
 
 from bson import Int64, Timestamp
+from bson.codec_options import CodecOptions
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
+from shard_client.bson.resume_token import cluster_time_of
 from tests.harness.clusters import Client
 from tests.harness.until import Deadline
 
@@ -36,6 +38,7 @@ class Stream:
         stages: the stages after ``$changeStream``.
         cursor: the command's ``cursor``.
         session: the session that owns the cursor; None starts a new one.
+        codec: how replies are decoded.
         fields: further fields of the aggregate command.
     """
 
@@ -49,11 +52,13 @@ class Stream:
         *,
         cursor: Mapping[str, Any] | None = None,
         session: ClientSession | None = None,
+        codec: CodecOptions[Any] | None = None,
         **fields: Any,
     ) -> None:
         self.client = client
         self.database = database
         self.session = session or client.start_session()
+        self._codec = codec
         self.collection = target if isinstance(target, str) else "$cmd.aggregate"
         self.events: list[Event] = []
         self.pbrts: list[str] = []
@@ -63,7 +68,11 @@ class Stream:
             "cursor": dict(cursor or {}),
             **fields,
         }
-        self._take(client[database].command(command, session=self.session))
+        self._take(self._answer(command))
+
+    def _answer(self, command: Mapping[str, Any]) -> Any:
+        database = self.client[self.database]
+        return database.command(dict(command), session=self.session, codec_options=self._codec)
 
     def _take(self, reply: dict[str, Any]) -> dict[str, Any]:
         self.reply = reply
@@ -80,7 +89,7 @@ class Stream:
         command = {"getMore": self.id, "collection": self.collection, **fields}
         if max_time_ms is not None:
             command["maxTimeMS"] = max_time_ms
-        return self._take(self.client[self.database].command(command, session=self.session))
+        return self._take(self._answer(command))
 
     def until(self, done: Callable[[Self], Any], **fields: Any) -> list[Event]:
         """Read until ``done(self)`` is true; return all events so far."""
@@ -95,10 +104,10 @@ class Stream:
         """Read until there are at least ``count`` events; return all so far."""
         return self.until(lambda self: len(self.events) >= count, **fields)
 
-    def past(self, end: Timestamp) -> list[Event]:
+    def past(self, end: Timestamp, **fields: Any) -> list[Event]:
         """Read until the stream has passed ``end`` or has ended; return all events so far."""
         append_notes(self.client)
-        return self.until(lambda self: not self.id or time_of(self.pbrt) > end)
+        return self.until(lambda self: not self.id or time_of(self.pbrt) > end, **fields)
 
     def failure(self) -> dict[str, Any]:
         """Read until a getMore fails; return the whole error reply."""
@@ -112,9 +121,7 @@ class Stream:
 
     def close(self) -> None:
         """Kill the cursor if it is still open."""
-        self.client[self.database].command(
-            {"killCursors": self.collection, "cursors": [self.id]}, session=self.session
-        )
+        self._answer({"killCursors": self.collection, "cursors": [self.id]})
         self.session.end_session()
 
     def __enter__(self) -> Self:
@@ -126,8 +133,7 @@ class Stream:
 
 def time_of(token: Mapping[str, Any]) -> Timestamp:
     """Return a resume token's cluster time."""
-    data = token["_data"]
-    return Timestamp(int(data[2:10], 16), int(data[10:18], 16))
+    return cluster_time_of(token["_data"])
 
 
 def now(client: Client) -> Timestamp:

@@ -10,10 +10,9 @@ from pymongo.database import Database
 
 from tests.conformance.data import Documents
 from tests.conformance.streams import Stream, next_tick, now, time_of
-from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.clusters import Client
 from tests.harness.raw_client import RawClient, get_more_in_flight
-from tests.harness.routers import RouterProcess, start_router
-from tests.harness.until import Deadline, until
+from tests.harness.routers import RouterProcess
 
 Data = Database[dict[str, Any]]
 OPEN: dict[str, Any] = {"aggregate": "a", "pipeline": [{"$changeStream": {}}], "cursor": {}}
@@ -151,63 +150,3 @@ async def test_a_cursor_serves_one_get_more_at_a_time_until_killed(router: Route
         assert (ended["code"], ended["codeName"]) == (237, "CursorKilled")
         gone = await first.command("test", more)
         assert (gone["code"], gone["errmsg"]) == (43, f"Cursor not found (id: {cursor_id}).")
-
-
-async def test_idle_cursors_time_out(cluster: TestCluster) -> None:
-    with start_router(cluster.configdb, set_parameter={"cursorTimeoutMillis": 3000}) as router:
-        async with await RawClient.connect(router.port) as raw:
-            active = (await raw.command("test", OPEN))["cursor"]["id"]
-            idle = (await raw.command("test", OPEN))["cursor"]["id"]
-            deadline = Deadline()
-            while True:
-                deadline.check("the idle cursor to be closed")
-                more = {"getMore": active, "collection": "a", "maxTimeMS": 50}
-                assert (await raw.command("test", more))["ok"]
-                status = await raw.command("admin", {"serverStatus": 1})
-                if status["metrics"]["cursor"]["open"]["total"] == 1:
-                    break
-            more = {"getMore": idle, "collection": "a", "maxTimeMS": 1}
-            assert (await raw.command("test", more))["code"] == 43
-
-
-async def test_ending_a_session_kills_its_cursors(router: RouterProcess) -> None:
-    lsids = [{"id": Binary(bytes([number]) * 16, 4)} for number in (1, 2)]
-    async with await RawClient.connect(router.port) as raw:
-        ids = [
-            (await raw.command("test", {**OPEN, "lsid": lsid}))["cursor"]["id"] for lsid in lsids
-        ]
-        assert (await raw.command("admin", {"endSessions": lsids[:1]}))["ok"]
-        for cursor_id, lsid, code in zip(ids, lsids, (43, None), strict=True):
-            more = {"getMore": cursor_id, "collection": "a", "maxTimeMS": 1, "lsid": lsid}
-            assert (await raw.command("test", more)).get("code") == code
-        killing = {"killSessions": [{"id": lsids[1]["id"]}]}
-        assert (await raw.command("admin", killing))["ok"]
-        assert (await raw.command("test", more))["code"] == 43
-
-
-def open_on_shards(cluster: TestCluster) -> int:
-    """Count the change stream cursors that are open on the shards."""
-    total = 0
-    for shard in cluster.shards:
-        with cluster.direct(shard) as direct:
-            status = direct.admin.command("serverStatus")
-            total += status["metrics"]["cursor"]["open"]["total"]
-    return total
-
-
-async def test_closed_streams_leave_no_cursors_on_the_shards() -> None:
-    """Use a separate cluster, since other tests' streams may still be closing."""
-    with (
-        start_cluster(2, noop_interval=0.2) as cluster,
-        start_router(cluster.configdb, cluster.mongos_uri) as router,
-        Client(router.uri) as client,
-    ):
-        client.db.a.insert_one({})
-        before = open_on_shards(cluster)
-        streams = [Stream(client, "db", "a") for _ in range(3)]
-        assert open_on_shards(cluster) > before
-        streams[0].close()
-        client.db.a.drop()
-        streams[1].until(lambda stream: not stream.id)
-        client.admin.command("endSessions", [streams[2].session.session_id])
-        await until(lambda: open_on_shards(cluster) <= before)

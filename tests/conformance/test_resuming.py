@@ -4,7 +4,6 @@
 from typing import Any
 
 import pytest
-from bson import Timestamp
 from pymongo.database import Database
 
 from tests.conformance.conftest import NOOP_SECONDS
@@ -66,23 +65,6 @@ def test_resuming_after_every_token_gives_the_rest(client: Client, sharded: Docu
     for pbrt in pbrts:
         expected = [each for each in events if each["_id"]["_data"] > pbrt["_data"]]
         assert untimed(rest(client, name, {"resumeAfter": pbrt}, len(expected))) == expected
-
-
-def test_a_start_time_in_the_future_gives_no_earlier_event(client: Client, db: Data) -> None:
-    for seconds in (2, 8, 30):  # until the first write comes before it, on a busy machine too
-        soon = Timestamp(now(client).time + seconds, 1)
-        with Stream(client, db.name, 1, {"startAtOperationTime": soon}) as stream:
-            db.a.insert_one({"_id": f"too early by {seconds}"})
-            if now(client) >= soon:
-                continue
-            while now(client) < next_tick(soon):
-                stream.more(100)
-            assert stream.events == []
-            db.a.insert_one({"_id": "late enough"})
-            events = stream.read(1)
-            break
-    assert [event["documentKey"]["_id"] for event in events] == ["late enough"]
-    assert events[0]["clusterTime"] >= soon
 
 
 def test_a_token_resumes_on_another_router_and_on_mongos(

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from pymongo.database import Database
 
-from tests.conformance.data import Documents
 from tests.conformance.streams import Event, Stream, now
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 
@@ -47,18 +46,6 @@ def test_lookups_and_keys_work_with_shard_keys_of_all_kinds(
     assert all(list(event["documentKey"]) == document_key for event in events)
     looked_up = [event["fullDocument"] for event in updates(events)]
     assert [(each["_id"], each["v"]) for each in looked_up] == [(n, n) for n in range(10)]
-
-
-def test_lookups_distinguish_equal_ids_on_several_shards(
-    client: Client, sharded: Documents
-) -> None:
-    with Stream(client, sharded.database.name, sharded.name, LOOKUP) as stream:
-        for k in (1, 11, 21):
-            sharded.insert_one({"_id": 5, "k": k})
-        for k in (1, 11, 21):
-            sharded.update_one({"_id": 5, "k": k}, {"$set": {"v": k}})
-        events = stream.read(6)
-    assert [event["fullDocument"]["v"] for event in updates(events)] == [1, 11, 21]
 
 
 def test_a_stream_continues_when_its_collection_is_sharded(

@@ -2,9 +2,11 @@
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, Self
 
 import pymongo
+from bson import MinKey
 
 from tests.harness.server_settings import ROOT, ServerSettings
 from tests.harness.until import Deadline
@@ -12,6 +14,27 @@ from tests.harness.until import Deadline
 Client = pymongo.MongoClient[dict[str, Any]]
 
 _DRAIN_SECONDS = 120.0
+
+
+def shard(
+    client: Client, namespace: str, key: Mapping[str, int], first: str, chunks: Mapping[Any, str]
+) -> None:
+    """Shard a new collection of a database whose primary shard is, or becomes, ``first``.
+
+    Args:
+        client: of the mongos or of a router.
+        namespace: database and collection.
+        key: the shard key.
+        first: the shard with the documents below all ``chunks``.
+        chunks: the shards of the others, by the values of the key's first field where they begin.
+    """
+    admin, (field, *others) = client.admin, key
+    admin.command("enableSharding", namespace.partition(".")[0], primaryShard=first)
+    admin.command("shardCollection", namespace, key=dict(key))
+    for at, to in chunks.items():
+        middle = {field: at, **dict.fromkeys(others, MinKey())}
+        admin.command("split", namespace, middle=middle)
+        admin.command("moveChunk", namespace, find=middle, to=to)
 
 
 class TestCluster(ABC):

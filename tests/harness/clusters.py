@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.cluster_base import Client, TestCluster
+from tests.harness.cluster_base import Client, TestCluster, shard
 from tests.harness.embedded_process import EmbeddedProcess
 from tests.harness.launchers import Containers, Launcher, ServerBinaries
 from tests.harness.real_cluster import RealCluster
@@ -27,6 +27,7 @@ __all__ = [
     "TestCluster",
     "on_real_servers",
     "real_servers_named",
+    "shard",
     "start_cluster",
     "start_real_cluster",
     "start_real_set",

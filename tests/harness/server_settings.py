@@ -28,9 +28,13 @@ _JOURNAL = "log=(enabled=true,remove=true,path=journal,compressor=snappy,file_ma
 
 def write_key_file(folder: Path) -> Path:
     """Write a new key for the members of a cluster, readable for the owner alone."""
-    path = folder / "key"
-    path.write_text(base64.b64encode(secrets.token_bytes(96)).decode())
-    path.chmod(0o600)
+    return write_secret(folder / "key", base64.b64encode(secrets.token_bytes(96)).decode())
+
+
+def write_secret(path: Path, text: str) -> Path:
+    """Write a file that its owner alone may read; return its path."""
+    path.touch(0o600)
+    path.write_text(text)
     return path
 
 

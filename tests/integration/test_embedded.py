@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from bson import MinKey
 from pymongo import UpdateOne
 from pymongo.client_session import ClientSession
 from pymongo.errors import BulkWriteError, OperationFailure
 
-from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.clusters import Client, TestCluster, shard, start_cluster
 from tests.harness.embedded_process import EMBEDDED, EmbeddedProcess
 from tests.harness.until import PATIENCE
 
@@ -37,19 +36,10 @@ def client(cluster: TestCluster) -> Iterator[Client]:
 @pytest.fixture
 def orders(client: Client) -> Iterator[Any]:
     """Return a collection split over three shards by region: below h, h to p, and from p on."""
-    client.admin.command("enableSharding", "shop", primaryShard="shard0")
-    client.admin.command("shardCollection", "shop.orders", key={"region": 1, "_id": 1})
-    for at, shard in (("h", "shard1"), ("p", "shard2")):
-        client.admin.command("split", "shop.orders", middle={"region": at, "_id": MinKey()})
-        move(client, at, shard)
+    chunks = {"h": "shard1", "p": "shard2"}
+    shard(client, "shop.orders", {"region": 1, "_id": 1}, "shard0", chunks)
     yield client.shop.orders
     client.drop_database("shop")
-
-
-def move(client: Client, region: str, to: str) -> None:
-    client.admin.command(
-        "moveChunk", "shop.orders", find={"region": region, "_id": 0}, to=to, _waitForDelete=True
-    )
 
 
 def test_change_streams_are_refused(client: Client, cluster: TestCluster) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pymongo import MongoClient, compression_support
 from pymongo.synchronous.collection import Collection
 
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, TestCluster, shard
 from tests.harness.node import NodePrograms
 from tests.harness.routers import RouterProcess, start_router
 
@@ -36,11 +36,7 @@ def client(router: RouterProcess) -> Iterator[MongoClient[dict[str, Any]]]:
 def collection(client: MongoClient[dict[str, Any]]) -> Collection[dict[str, Any]]:
     """Return a new collection, sharded so that both shards have documents."""
     name = f"c{uuid.uuid4().hex[:8]}"
-    client.admin.command("enableSharding", "facade")
-    client.admin.command("shardCollection", f"facade.{name}", key={"_id": 1})
-    client.admin.command("split", f"facade.{name}", middle={"_id": 50})
-    client.admin.command("moveChunk", f"facade.{name}", find={"_id": 0}, to="shard0")
-    client.admin.command("moveChunk", f"facade.{name}", find={"_id": 50}, to="shard1")
+    shard(client, f"facade.{name}", {"_id": 1}, "shard0", {50: "shard1"})
     return client.facade[name]
 
 

@@ -93,16 +93,6 @@ def test_a_router_runs_for_the_block(
         require_cluster({"uri": uri})
 
 
-def test_the_cause_is_told_where_it_does_not_start(
-    settings_of: Callable[..., JobSettings],
-) -> None:
-    with (
-        pytest.raises(SourceError, match=r"does not start: sharding\.configDB: must be setName"),
-        router_beside(settings_of("mongodb://127.0.0.1:27999", configdb="localhost:1")),
-    ):
-        pass
-
-
 def test_it_is_for_this_machine(settings_of: Callable[..., JobSettings]) -> None:
     with (
         pytest.raises(OptionError, match=r"--uri must name one port of 127\.0\.0\.1"),

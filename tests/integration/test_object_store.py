@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import bson
 import pyarrow as pa
@@ -11,7 +10,6 @@ from deltalake import DeltaTable
 
 from spark_sink.dataclass_json import from_json, to_json
 from spark_sink.errors import StreamError
-from spark_sink.jobs.compaction import merge_small_files
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
@@ -82,24 +80,3 @@ def test_of_two_writers_to_a_store_one_fails(store: ObjectStore) -> None:
     another = DeltaLog(address.replace("s3://", "s3a://"))
     assert another.state() == TableState(complete_from="b", batch=first)
     assert another.count() == 1
-
-
-def test_two_compactions_on_a_store_keep_each_row_once(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address, original = f"s3://{BUCKET}/job/bronze", DeltaTable.create_write_transaction
-    for number in range(3):
-        DeltaLog(address).append_rows(pa.table({"token": [f"{number}"]}), Batch("q", number))
-    calls: list[int] = []
-
-    def meets_another(*args: Any, **options: Any) -> None:
-        calls.append(len(args))
-        if len(calls) == 1:  # after the first compaction has found its files
-            assert merge_small_files(DeltaLog(address)) == (3, 1)
-        original(*args, **options)
-
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", meets_another)
-    assert merge_small_files(DeltaLog(address)) == (3, 1)
-    assert len(calls) == 2
-    rows = DeltaTable(address).to_pyarrow_table()
-    assert sorted(rows["token"].to_pylist()) == ["0", "1", "2"]

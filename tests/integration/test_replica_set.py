@@ -22,6 +22,7 @@ from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.stream.router_client import RouterClient
+from tests.conformance.streams import next_tick, now
 from tests.harness.admin import get
 from tests.harness.certificates import Authority
 from tests.harness.clusters import Client, start_real_set
@@ -106,7 +107,7 @@ def test_events_and_tokens_are_those_of_the_set(
         target = source if scope == "database" else source.c
         return target.watch(**options, max_await_time_ms=100)
 
-    options = {**watch, "start_at_operation_time": now(fronted.behind)}
+    options = {**watch, "start_at_operation_time": next_tick(now(fronted.behind))}
     write_everything(fronted.through, database)
     streams = [watched(each, **options) for each in (fronted.behind, fronted.through)]
     expected = read(streams[0])
@@ -118,12 +119,6 @@ def test_events_and_tokens_are_those_of_the_set(
     for each in (fronted.behind, fronted.through):
         with watched(each, **watch, resume_after=token) as resumed:
             assert read(resumed) == expected[2:]
-
-
-def now(client: Client) -> Any:
-    """Return the cluster time one tick after the newest that the set reports."""
-    time = client.admin.command("ping")["operationTime"]
-    return type(time)(time.time, time.inc + 1)
 
 
 def test_many_watchers_share_one_cursor_which_needs_no_no_op_writes(fronted: Fronted) -> None:

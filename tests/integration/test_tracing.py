@@ -9,6 +9,7 @@ from tests.harness.clusters import Client, TestCluster
 from tests.harness.collector import Collector
 from tests.harness.ports import free_port
 from tests.harness.routers import RouterProcess, run_command, start_router
+from tests.harness.server_settings import write_secret
 from tests.harness.until import wait_for
 
 SECRET = "swordfish"
@@ -16,9 +17,7 @@ SECRET = "swordfish"
 
 def settings(folder: Path, endpoint: str) -> Path:
     """Return a configuration file with traces."""
-    headers = folder / "headers"
-    headers.write_text("x-token: t0ken\n")
-    headers.chmod(0o600)
+    headers = write_secret(folder / "headers", "x-token: t0ken\n")
     config = folder / "router.yaml"
     config.write_text(f"tracing:\n  endpoint: {endpoint}\n  headersFile: {headers}\n")
     return config

@@ -5,18 +5,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from typing import Any
 
 import pytest
 from pymongo.change_stream import ChangeStream
 
-from spark_sink.options.stream_options import parse_options
-from spark_sink.snapshot.plan import Chunk, SnapshotCollection
-from spark_sink.snapshot.reader import ChunkRead
-from spark_sink.source.task_rows import SnapshotTask, rows_of_task
-from spark_sink.stream.router_client import RouterClient
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, TestCluster, shard
 from tests.harness.ports import free_port
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE, wait_for
@@ -34,10 +28,7 @@ def started(cluster: TestCluster, port: int) -> RouterProcess:
 @pytest.fixture(scope="module")
 def pair(cluster: TestCluster) -> Iterator[Routers]:
     with Client(cluster.mongos_uri) as client:
-        client.admin.command("enableSharding", "pair", primaryShard="shard0")
-        client.admin.command("shardCollection", "pair.c", key={"region": 1})
-        client.admin.command("split", "pair.c", middle={"region": "m"})
-        client.admin.command("moveChunk", "pair.c", find={"region": "m"}, to="shard1")
+        shard(client, "pair.c", {"region": 1}, "shard0", {"m": "shard1"})
     routers = {port: started(cluster, port) for port in (free_port(), free_port())}
     try:
         yield routers
@@ -107,24 +98,3 @@ def test_restarts_of_one_router_after_the_other_lose_nothing(
     assert tokens == sorted(tokens)
     for each in others:
         assert [event["_id"] for event in each] == [event["_id"] for event in whole]
-
-
-def test_a_snapshot_planned_on_one_router_is_read_on_the_other(pair: Routers) -> None:
-    """The other router has no streams, and so does not know the snapshot's time."""
-    options = {"database": "snapshots", "connect.max.attempts": "2"}
-    uris = (f"mongodb://127.0.0.1:{port}/" for port in pair)
-    planned, read = (parse_options({"uri": uri, **options}) for uri in uris)
-    with (
-        closing(RouterClient(planned)) as one,
-        closing(RouterClient(read)) as other,
-        Client(planned.uri) as client,
-    ):
-        for number in range(100):  # the other router may learn a time from its health checks
-            client.snapshots.c.update_one({"_id": 1}, {"$set": {"n": number}}, upsert=True)
-            time = one.present()
-            if other.clocks().cluster_time < time:
-                break
-        else:
-            pytest.fail("the other router always knows the time of the snapshot")
-        task = ChunkRead(Chunk(SnapshotCollection("snapshots", "c")), time)
-        assert sum(batch.num_rows for batch in rows_of_task(SnapshotTask((task,)), read)) == 1

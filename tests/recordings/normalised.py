@@ -7,6 +7,8 @@ from typing import Any
 import bson
 from bson import Binary, Timestamp
 
+from shard_client.bson.resume_token import cluster_time_of
+
 Event = Mapping[str, Any]
 
 _UUID_IN_TOKEN = re.compile("5A1004([0-9A-F]{32})")
@@ -88,7 +90,7 @@ class Normaliser:
     def _token(self, data: Any) -> Any:
         if not isinstance(data, str):
             return data
-        time = Timestamp(int(data[2:10], 16), int(data[10:18], 16))
+        time = cluster_time_of(data)
         rest = data[18:]
         for uuid, label in self._uuids.items():
             rest = rest.replace(uuid.hex().upper(), label)

@@ -10,7 +10,7 @@ from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
 from spark_sink import local_session
-from tests.harness.clusters import TestCluster, start_cluster, start_real_set
+from tests.harness.clusters import TestCluster, shard, start_cluster, start_real_set
 from tests.harness.replica_sets import ReplicaSet
 from tests.harness.routers import RouterProcess, start_router
 from tests.spark.quick_session import QUICK
@@ -32,21 +32,12 @@ class Shop:
         self.client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(writes_to or uri)
         self.orders = self.client[database].orders
         self.written = 0
-        self._shards = list(shards)[:2]
-        self.sharded = bool(self._shards)
+        places = list(shards)[:2]
+        self.sharded = bool(places)
         if self.sharded:
-            self.client.admin.command("enableSharding", database, primaryShard=self._shards[0])
-        self.shard_orders()
+            first, second = places
+            shard(self.client, f"{database}.orders", {"customer": 1}, first, {5: second})
         self.created = self.now()
-
-    def shard_orders(self) -> None:
-        if not self.sharded:
-            return
-        namespace = f"{self.database}.orders"
-        admin = self.client.admin
-        admin.command("shardCollection", namespace, key={"customer": 1})
-        admin.command("split", namespace, middle={"customer": 5})
-        admin.command("moveChunk", namespace, find={"customer": 5}, to=self._shards[1])
 
     def options(self, collection: str = "", **more: object) -> dict[str, str]:
         """The options of a query on the database, or on one of its collections."""

@@ -20,16 +20,11 @@ def fake_java(folder, version):
     return folder
 
 
-def test_java_home_comes_first(tmp_path):
-    home, other = fake_java(tmp_path / "home", "17.0.1"), fake_java(tmp_path / "other", "21")
+@pytest.mark.parametrize(("of_home", "chosen"), [("17.0.1", "home"), ("1.8.0_392", "other")])
+def test_java_home_comes_first_and_the_path_if_it_is_too_old(of_home, chosen, tmp_path):
+    home, other = fake_java(tmp_path / "home", of_home), fake_java(tmp_path / "other", "21")
     environment = {"JAVA_HOME": str(home), "PATH": str(other / "bin")}
-    assert find_java(environment) == home
-
-
-def test_the_path_is_used_if_java_home_is_too_old(tmp_path):
-    home, other = fake_java(tmp_path / "home", "1.8.0_392"), fake_java(tmp_path / "other", "21")
-    environment = {"JAVA_HOME": str(home), "PATH": str(other / "bin")}
-    assert find_java(environment) == other
+    assert find_java(environment) == tmp_path / chosen
 
 
 def test_the_bundled_java_is_used_if_there_is_no_other(tmp_path):

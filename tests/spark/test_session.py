@@ -41,38 +41,26 @@ def test_a_progress_bar_is_drawn_on_terminals_only(spark: SparkSession) -> None:
     assert spark.conf.get("spark.ui.showConsoleProgress") == str(sys.stderr.isatty()).lower()
 
 
-def test_the_last_command_that_uses_a_session_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = MagicMock()
-    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
-    monkeypatch.setattr(spark_session, "_open_job_session", lambda *_: made)
-    with ExitStack() as first:
-        first.enter_context(job_session("run", {}))
-        monkeypatch.setattr(SparkContext, "_active_spark_context", made.sparkContext)
-        with job_session("verify", {}):
-            pass
-        with ExitStack() as second:
-            second.enter_context(job_session("run", {}))
-            first.close()
-            assert not made.stop.called
-        assert made.stop.call_count == 1
-
-
-def test_a_job_in_a_given_session_keeps_the_context_that_another_command_has_created(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_given", [False, True])
+def test_the_last_command_that_uses_a_context_ends_it(
+    is_given: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = MagicMock()
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     monkeypatch.setattr(spark_session, "_open_job_session", lambda *_: made)
     monkeypatch.setattr(spark_session, "register", lambda _: None)
     made.newSession().sparkContext = made.sparkContext
+    given = made.newSession() if is_given else None
     with ExitStack() as first:
         first.enter_context(job_session("run", {}))
         monkeypatch.setattr(SparkContext, "_active_spark_context", made.sparkContext)
-        with job_session("run", {}, made.newSession()) as given:
-            assert given is made.newSession()
+        with job_session("verify", {}):
+            pass
+        with job_session("run", {}, given) as second:
+            assert second is (given or made)
             first.close()
             assert not made.stop.called
-        assert given.stop.call_count == 1
+        assert second.stop.call_count == 1
 
 
 def test_a_command_does_not_end_the_session_of_its_process(spark: SparkSession) -> None:

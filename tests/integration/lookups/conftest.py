@@ -51,7 +51,5 @@ def db(mongos: Client, cluster: TestCluster) -> Iterator[Data]:
 
 
 @pytest.fixture(scope="package")
-def both(cluster: TestCluster, router: Client, mongos: Client) -> Iterator[Both]:
-    made = Both(cluster, router, mongos)
-    yield made
-    made.close()
+def both(cluster: TestCluster, router: Client, mongos: Client) -> Both:
+    return Both(cluster, router, mongos)

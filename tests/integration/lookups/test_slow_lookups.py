@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import bson
 import pytest
-from pymongo.errors import OperationFailure
 
+from tests.conformance.streams import Stream, kinds
 from tests.harness.clusters import Client, TestCluster
-from tests.integration.lookups.both import Data, documents, drain, since, tick
+from tests.integration.lookups.both import Data, documents, since, tick
 
 pytestmark = pytest.mark.usefixtures("real_only")
 
@@ -32,11 +31,6 @@ def expiring(mongos: Client, mode: Any) -> Iterator[None]:
         mongos.admin.command({**point, "mode": "off"})
 
 
-def stream(start: Any) -> dict[str, Any]:
-    pipeline = [{"$changeStream": since(start)}]
-    return {"aggregate": "a", "pipeline": pipeline, "cursor": {}}
-
-
 def test_documents_are_looked_up_one_by_one_after_a_timeout(
     router: Client, mongos: Client, db: Data
 ) -> None:
@@ -44,8 +38,8 @@ def test_documents_are_looked_up_one_by_one_after_a_timeout(
     db.a.insert_many([{"_id": n} for n in range(5)])
     db.a.update_many({}, {"$set": {"v": 1}})
     past = tick(mongos)
-    with expiring(mongos, {"times": 1}):
-        events = [bson.decode(each) for each in drain(router, stream(start), db.name, past)]
+    with expiring(mongos, {"times": 1}), Stream(router, db.name, "a", since(start)) as stream:
+        events = stream.past(past)
     assert documents(events) == [{"_id": n, "v": 1} for n in range(5)]
 
 
@@ -55,18 +49,7 @@ def test_the_events_before_a_lookup_that_fails_are_delivered(
     start = tick(mongos)
     db.a.insert_many([{"_id": n} for n in range(5)])
     db.a.update_many({}, {"$set": {"v": 1}})
-    inserted: list[Any] = []
-
-    def read() -> None:
-        with router.start_session() as session:
-            cursor = router[db.name].command(stream(start), session=session)["cursor"]
-            more = {"getMore": cursor["id"], "collection": "a"}
-            while True:
-                batch = router[db.name].command(more, session=session)["cursor"]["nextBatch"]
-                inserted.extend(each["operationType"] for each in batch)
-
-    with expiring(mongos, "alwaysOn"), pytest.raises(OperationFailure) as error:
-        read()
-    assert error.value.code == 89
-    assert error.value.has_error_label("ResumableChangeStreamError")
-    assert inserted == ["insert"] * 5
+    with expiring(mongos, "alwaysOn"), Stream(router, db.name, "a", since(start)) as stream:
+        error = stream.failure()
+    assert (error["code"], error["errorLabels"]) == (89, ["ResumableChangeStreamError"])
+    assert kinds(stream.events) == ["insert"] * 5

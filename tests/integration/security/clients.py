@@ -10,6 +10,7 @@ from pymongo.errors import OperationFailure
 
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.routers import start_router
+from tests.harness.server_settings import write_secret
 
 USERS: dict[str, list[Any]] = {
     "reader": [{"role": "read", "db": "db"}],
@@ -36,9 +37,7 @@ class Servers(NamedTuple):
 @contextmanager
 def start_routers(cluster: TestCluster, key_file: Path, folder: Path) -> Iterator[Servers]:
     """Create the users on a secured cluster, and start routers with files in ``folder``."""
-    password = folder / "password"
-    password.write_text("swordfish\n")
-    password.chmod(0o600)
+    password = write_secret(folder / "password", "swordfish\n")
     admin = Client(cluster.mongos_uri).admin
     for user, roles in USERS.items():
         admin.command("createUser", user, pwd=user, roles=roles)

@@ -168,6 +168,9 @@ def test_each_mechanism_logs_in(servers: Servers, kind: str, mechanism: str) -> 
             with client(servers.mongos, "writer") as writer:
                 inserted = writer.db.c.insert_one({}).inserted_id
             assert watching.next()["documentKey"] == {"_id": inserted}
+            with client(address, "monitor") as monitor:
+                status = monitor.admin.command("serverStatus")["mergerouter"]
+            assert "reader@admin" in [each["user"] for each in status["users"] if each["cursors"]]
     wrong = {"username": "reader", "password": "x", "authMechanism": mechanism}
     with (
         Client(f"mongodb://{address}/", **wrong) as refused,

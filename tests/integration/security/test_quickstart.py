@@ -1,10 +1,9 @@
-"""docs/quickstart.md, step by step, on a cluster with a key file and users."""
+"""docs/quickstart.md, step by step, on a cluster with users; no file or log has a password."""
 
 import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import pytest
 
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port
+from tests.harness.server_settings import write_secret
 from tests.harness.until import wait_for
 
 PAGE = (Path(__file__).parents[3] / "docs" / "quickstart.md").read_text()
@@ -52,11 +52,9 @@ def test_the_quickstart(secured: TestCluster, key_file: Path, tmp_path: Path) ->
         return text
 
     uri = f"mongodb://watcher:of-quickstart@127.0.0.1:{port}/"
-    shutil.copy(key_file, tmp_path / "key")
-    for name, content in (("password", "of-router"), ("admin-token", "t"), ("watcher-uri", uri)):
-        (tmp_path / name).write_text(content)
-    for name in ("key", "password", "admin-token", "watcher-uri"):
-        (tmp_path / name).chmod(0o600)
+    secrets = {"key": key_file.read_text(), "password": "of-router", "admin-token": "t"}
+    for name, content in {**secrets, "watcher-uri": uri}.items():
+        write_secret(tmp_path / name, content)
     (tmp_path / "router.yaml").write_text(placed(configuration()))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MERGEROUTER_URI": uri}
 
@@ -76,7 +74,7 @@ def test_the_quickstart(secured: TestCluster, key_file: Path, tmp_path: Path) ->
         assert process.returncode == 0, output
         return output
 
-    started: list[subprocess.Popen[str]] = []
+    started, told = list[subprocess.Popen[str]](), list[str]()
     with Client(secured.mongos_uri) as root:
         for user, password in (("mergerouter", "of-router"), ("watcher", "of-quickstart")):
             root.admin.command("createUser", user, pwd=password, roles=_roles(user))
@@ -87,7 +85,7 @@ def test_the_quickstart(secured: TestCluster, key_file: Path, tmp_path: Path) ->
             started.append(router)
             assert router.stdout is not None
             assert any("Waiting for connections" in line for line in router.stdout)
-            threading.Thread(target=router.stdout.read, daemon=True).start()
+            threading.Thread(target=told.extend, args=(router.stdout,), daemon=True).start()
             assert str(admin) in placed(" ".join(status))
             assert output_of(status)
 
@@ -107,7 +105,7 @@ def test_the_quickstart(secured: TestCluster, key_file: Path, tmp_path: Path) ->
             following = start(run)
             started.append(following)
             assert following.stdout is not None
-            threading.Thread(target=following.stdout.read, daemon=True).start()
+            threading.Thread(target=told.extend, args=(following.stdout,), daemon=True).start()
 
             def committed() -> bool:
                 assert following.poll() is None
@@ -124,6 +122,11 @@ def test_the_quickstart(secured: TestCluster, key_file: Path, tmp_path: Path) ->
                 process.wait(60)
             for user in ("mergerouter", "watcher"):
                 root.admin.command("dropUser", user)
+    kept = [each.read_bytes() for each in (tmp_path / "orders").rglob("*") if each.is_file()]
+    assert kept
+    for secret in ("of-quickstart", "of-router"):
+        assert secret not in "".join(told)
+        assert not any(secret.encode() in each for each in kept)
 
 
 def _roles(user: str) -> list[str]:

@@ -12,7 +12,7 @@ from pymongo.errors import OperationFailure
 
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.routers import start_router
-from tests.integration.security.clients import client, stream
+from tests.integration.security.clients import answer, client, stream
 
 _WAIT_MS = 50
 """How long a getMore waits for events: a busy machine lengthens it, so that replies are counted."""
@@ -131,14 +131,4 @@ def test_a_user_that_is_made_again_can_watch_while_an_old_connection_is_open(
             while time.monotonic() < deadline:  # across the next look at the users
                 for each in streams:
                     each.try_next()
-        assert answer_of(old) == 13
-
-
-def answer_of(brief: Client) -> int | None:
-    """Return the code of the error with which the opening of a stream is refused."""
-    with brief.start_session() as session:
-        try:
-            brief.db.command(stream("c"), session=session)
-        except OperationFailure as error:
-            return error.code
-    return None
+        assert answer(old, "db", stream("c"))[0] == 13

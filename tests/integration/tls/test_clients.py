@@ -8,6 +8,7 @@ from tests.harness.certificates import Authority
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port
 from tests.harness.routers import RouterProcess, run_command
+from tests.harness.server_settings import write_secret
 
 
 def test_status_checks_the_router_s_certificate(
@@ -25,9 +26,7 @@ def test_status_checks_the_router_s_certificate(
 def test_tail_reads_tls_and_login_from_a_connection_string_in_a_file(
     router: RouterProcess, uri: str, tmp_path: Path
 ) -> None:
-    place, file = tmp_path / "place", tmp_path / "uri"
-    file.write_text(uri + "\n")
-    file.chmod(0o600)
+    place, file = tmp_path / "place", write_secret(tmp_path / "uri", uri + "\n")
     with Client(uri) as client:
         with client.db.tail.watch() as stream:
             client.db.tail.insert_one({"_id": f"first-{router.port}"})

@@ -223,13 +223,14 @@ def test_a_server_that_no_longer_answers_does_not_delay_the_end_of_a_stream(
     ("code", "told"), [(18, "check the user"), (13, "check the user"), (11600, "start again later")]
 )
 def test_only_a_refused_login_is_reported_as_one(code: int, told: str) -> None:
-    with closing(RouterClient(parse_options({"uri": URI}))) as client:
+    with closing(RouterClient(parse_options({"uri": "mongodb://me:secret@router"}))) as client:
         refused = Mock(side_effect=OperationFailure("no", code))
         with (
             patch("spark_sink.stream.router_client.require_deployment", refused),
-            pytest.raises(StreamError, match=told),
+            pytest.raises(StreamError, match=told) as caught,
         ):
             client.require_reachable()
+    assert "secret" not in str(caught.value)
 
 
 def test_a_metric_never_fails_a_query() -> None:
