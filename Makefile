@@ -161,7 +161,7 @@ lock:  ## pin the packages of image and unit by their hashes, to the newest vers
 image: install  ## the image, with buildah and mmdebstrap instead of Docker; as root
 	deploy/build-image.sh $(IMAGE) $(BIN)/python
 
-image-test: image  ## start the image on a cluster: health, user, read-only file system
+image-test: install  ## start the image on a cluster: health, user, read-only file system
 	$(BIN)/python -m tests.packaging.image $(IMAGE)
 
 sbom: dist  ## the parts of an installed wheel, as CycloneDX: build/sbom.json

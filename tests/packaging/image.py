@@ -73,6 +73,8 @@ def check(image: Image, cluster: TestCluster) -> None:
     arguments = ["--configdb", cluster.configdb, "--upstream", cluster.mongos_uri.rstrip("/")]
     arguments += ["--port", str(port), "--admin-port", str(admin), "--workers", "2"]
     assert image.health(admin) != 0, "healthy before the start"
+    packages = image.root.glob("opt/mergerouter/lib/python*/site-packages/router/__pycache__/*.pyc")
+    assert any(packages), "each process would compile all packages when it starts"
     router = image.start([*image.settings["Entrypoint"], "serve", *arguments])
     try:
         wait_for(lambda: router.poll() is not None or image.health(admin) == 0, "health", 60)
@@ -84,7 +86,7 @@ def check(image: Image, cluster: TestCluster) -> None:
         assert root.split()[5].split(",")[0] == "ro", root
         written = image.start(["touch", "/opt/mergerouter/x"])
         assert "Read-only file system" in written.communicate(timeout=30)[0]
-        uri = f"mongodb://127.0.0.1:{port}/?serverSelectionTimeoutMS=30000"
+        uri = f"mongodb://127.0.0.1:{port}/?serverSelectionTimeoutMS=60000"
         with Client(uri) as client, client.db.c.watch() as stream:
             client.db.c.insert_one({"_id": 1})
             assert next(stream)["documentKey"] == {"_id": 1}

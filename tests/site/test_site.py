@@ -31,6 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_page_of_the_docs_is_in_the_site(site: Path) -> None:
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")} | {"index"}
     assert pages <= {page.stem for page in site.glob("*.html")}
+    assert list(site.rglob("*.pyc")) == []
 
 
 def test_nothing_is_loaded_from_other_servers(site: Path) -> None:
