@@ -37,11 +37,6 @@ class Checkpoint:
         """The folder as a path or URI for Spark."""
         self._folder = Folder(address)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no batch was planned yet."""
-        return not self._numbered("offsets")
-
     def batches(self) -> list[LoggedBatch]:
         """Return the batches that it still contains, in order; a damaged offset is empty."""
         commits, found = self._numbered("commits"), []
