@@ -398,8 +398,7 @@ def rebuild(
     with ExitStack() as held, printed_progress():
         if time is None:
             held.enter_context(folder.locked())
-        makes_table = time is not None or lacks_current(folder)
-        if makes_table:
+        if time is not None or lacks_current(folder):
             spark = held.enter_context(job_session("rebuild", given))
             table = rebuild_table(spark, folder, time, into or "")
             typer.echo(f"{table.address} has {table.log.count()} documents")

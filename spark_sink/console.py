@@ -11,10 +11,10 @@ JOB_NAME: ContextVar[str] = ContextVar("job_name", default="")
 """The name with which the lines of a job begin that runs beside others; empty for a single job."""
 
 
-def say(text: str, end: str = "\n") -> None:
+def say(text: str) -> None:
     """Print a line for the user on stderr; stdout is for the result of a command."""
     name = JOB_NAME.get()
-    print(f"{name}: {text}" if name else text, end=end, file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{name}: {text}" if name else text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 @contextmanager

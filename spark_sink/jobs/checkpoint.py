@@ -37,11 +37,6 @@ class Checkpoint:
         """The folder as a path or URI for Spark."""
         self._folder = Folder(address)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no batch was planned yet."""
-        return not self._numbered("offsets")
-
     def batches(self) -> list[LoggedBatch]:
         """Return the batches that it still contains, in order; a damaged offset is empty."""
         commits, found = self._numbered("commits"), []
@@ -67,10 +62,7 @@ class Checkpoint:
             return offset
 
     def last_planned(self) -> LoggedBatch | None:
-        """Return the newest batch, which may be in progress.
-
-        Raises StreamError as `offset`, also for the file of its commit.
-        """
+        """Return the newest batch, if any. Raises StreamError as `offset`, also for its commit."""
         return self._newest(self._numbered("offsets"), self._numbered("commits"))
 
     def last_committed(self) -> LoggedBatch | None:
@@ -78,15 +70,12 @@ class Checkpoint:
         commits = self._numbered("commits")
         return self._newest(self._numbered("offsets").keys() & commits, commits)
 
-    def _newest(
-        self, numbers: Collection[int], commits: Mapping[int, datetime]
-    ) -> LoggedBatch | None:
-        if not numbers:
+    def _newest(self, among: Collection[int], commits: Mapping[int, Any]) -> LoggedBatch | None:
+        if not among:
             return None
-        number = max(numbers)
-        if number in commits:
-            path = f"commits/{number}"
-            with self._damage(path):
+        number = max(among)
+        if number in commits:  # Spark reads the file of the newest one
+            with self._damage(path := f"commits/{number}"):
                 version, *rest = (self._folder.text(path) or "").splitlines()
                 int(version.removeprefix("v")), [*map(json.loads, rest)]
         return LoggedBatch(number, self.offset(number), commits.get(number))

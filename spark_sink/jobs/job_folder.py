@@ -227,7 +227,7 @@ class JobFolder:
     def mend(self, record: JobRecord) -> None:
         """Write the record of this start if the old one is lost or damaged, and print that."""
         logs = (self._folder.listed(f"{name}/_delta_log") for name in (*APPENDED, CURRENT))
-        if not (self.exists or any(logs)) and self.checkpoint.is_empty:
+        if not (self.exists or any(logs) or self.checkpoint.batches()):
             return
         with suppress(OptionError):
             self.record()

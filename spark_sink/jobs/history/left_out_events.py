@@ -98,7 +98,7 @@ def _leave_out(folder: JobFolder, batch: Batch, gap: Offset, epoch: int) -> str:
     """Let a batch leave out events; return where it ends.
 
     The first commit decides: `newest_batch` finds it first, and `complete_seek` makes the others.
-    Raises StreamError if a later start than that of an epoch has a table.
+    Raises StreamError if a later start than that of an epoch, unless it is 0, has a table.
     """
     assert gap.time is not None
     logs = {name: DeltaLog(folder.table(name), epoch=epoch) for name in (*APPENDED, CURRENT)}
@@ -119,10 +119,7 @@ def _leave_out(folder: JobFolder, batch: Batch, gap: Offset, epoch: int) -> str:
 
 
 def complete_seek(folder: JobFolder, batch: Batch, epoch: int = 0) -> None:
-    """Complete a seek that was interrupted, if a batch of some table is that of one.
-
-    Raises StreamError if a later start than that of the epoch, unless it is 0, has a table.
-    """
+    """Complete a seek that was interrupted, if a batch is that of one. Raises as `_leave_out`."""
     if (end := batch.end) is not None and end.sought is not None:
         _leave_out(folder, batch, end, epoch)
 

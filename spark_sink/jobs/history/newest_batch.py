@@ -1,6 +1,7 @@
 """Where a job is: its tables alone know that, each by the newest batch that it has.
 
-A checkpoint that says something else is made again from their commits, which contain the offsets.
+A checkpoint may be lost, truncated, or an older copy. One that says something else is made again
+from their commits, which contain the offsets.
 """
 
 from __future__ import annotations
@@ -40,8 +41,7 @@ def newest_batch(folder: JobFolder) -> tuple[Batch, bool]:
 def restored_batch(folder: JobFolder) -> LoggedBatch | None:
     """Return the newest batch of the checkpoint as the next start restores it; None before any.
 
-    The tables alone know where the job is: a checkpoint may be lost, truncated, or an older copy. A
-    batch that only some of them have is repeated, and one that none of them has is planned again.
+    A batch that only some tables have is repeated, and one that none of them has is planned again.
     Raises OptionError and StreamError as `newest_batch`.
     """
     return _place(folder)[1]
@@ -50,9 +50,8 @@ def restored_batch(folder: JobFolder) -> LoggedBatch | None:
 def restore_checkpoint(folder: JobFolder) -> tuple[Batch, bool]:
     """Make the checkpoint of a job from its tables; return their `newest_batch`.
 
-    A checkpoint that says the same is left as it is, with the times of its commits. Until the
-    tables have a batch it is kept, as it tells where the job begins. Raises OptionError and
-    StreamError as `newest_batch`.
+    One that says the same keeps the times of its commits. Until the tables have a batch it is kept,
+    as it tells where the job begins. Raises OptionError and StreamError as `newest_batch`.
     """
     newest, _, is_kept = _place(folder)
     last, is_whole = newest

@@ -15,7 +15,7 @@ from spark_sink.jobs.job_tables import CURRENT, QUARANTINE
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.typed_documents import RESCUED
 from spark_sink.snapshot.plan import Progress
-from spark_sink.snapshot.queue import SnapshotQueue
+from spark_sink.snapshot.queue import SnapshotQueue, SnapshotRequest
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
@@ -38,8 +38,7 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
         "batch": None if last is None else last.number,
         "committedAt": None if last is None or last.committed is None else _iso(last.committed),
         "uncommitted": planned.number if planned and planned.committed is None else None,
-        "snapshot": None,
-        "requestedSnapshots": [],
+        "snapshots": [],
         "through": None,
         "verified": current.state().batch.verified or None,
         "quarantinedEvents": DeltaLog(folder.table(QUARANTINE)).count(),
@@ -48,16 +47,7 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
     if last is None:
         return status
     offset = last.end
-    status["requestedSnapshots"] = _requested(offset.snapshots)
-    ended = offset.snapshots.batch.ending
-    plan = offset.snapshots.initial_plan or (
-        ended.plan if ended is not None and ended.kind == "initial" else None
-    )
-    if plan is not None:
-        status["snapshot"] = {
-            **_counts(plan.progress),
-            "ended": not offset.is_in_snapshot,
-        }
+    status["snapshots"] = [_counts(offset.snapshots, each) for each in offset.snapshots.requests]
     if offset.time is not None:
         status["through"] = _iso(offset.time.as_datetime())
         if uri is not None:
@@ -67,7 +57,6 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
 
 def lines_of(status: dict[str, Any]) -> list[str]:
     """Return the status as lines of text."""
-    snapshot = status["snapshot"]
     rows = [
         ("folder", status["folder"]),
         ("follows", ", ".join(status["namespaces"]) or "the whole cluster"),
@@ -81,11 +70,9 @@ def lines_of(status: dict[str, Any]) -> list[str]:
     if status["rescuedDocuments"] is not None:
         text = f"{status['rescuedDocuments']} documents with fields that fit no column"
         rows.append(("rescued", text))
-    if snapshot is not None and not snapshot["ended"]:
-        rows.append(("snapshot", _planned(snapshot)))
-    for number, request in enumerate(status["requestedSnapshots"]):
-        text = f"{request['type']} snapshot {request['id']}: {_planned(request)}"
-        rows.append(("" if number else "requested", text))
+    for number, snapshot in enumerate(status["snapshots"]):
+        text = f"{snapshot['type']} {snapshot['id']}: {_planned(snapshot)}"
+        rows.append(("" if number else "snapshots", text))
     if status["verified"] is not None:
         rows.append(("verified", verified_line(status["verified"])))
     if "lagSeconds" in status:
@@ -110,29 +97,20 @@ def verified_line(verified: Mapping[str, Any]) -> str:
 def _planned(progress: dict[str, Any]) -> str:
     """Return how far a snapshot is, as text."""
     rows = f" with about {progress['rowsPlanned']:,} rows" if progress["rowsPlanned"] else ""
-    if progress.get("aborted"):
+    if progress["aborted"]:
         return "aborted, as the table of notifications says; the next start tries it again"
-    stage = "paused" if progress.get("paused") else f"{progress['chunksPlanned']} chunks{rows}"
+    stage = "paused" if progress["paused"] else f"{progress['chunksPlanned']} chunks{rows}"
     return f"{stage}; {progress['collectionsPlanned']} of {progress['collections']} collections"
 
 
-def _requested(queue: SnapshotQueue) -> list[dict[str, Any]]:
-    """Return the snapshots that signals or the job itself requested and that have not ended."""
-    return [
-        {
-            "id": request.id,
-            "type": request.kind,
-            "paused": queue.paused and not request.blocks_stream,
-            "aborted": request.aborted,
-            **_counts(Progress() if request.plan is None else request.plan.progress),
-        }
-        for request in queue.requests
-        if request.kind != "initial"
-    ]
-
-
-def _counts(progress: Progress) -> dict[str, int]:
+def _counts(queue: SnapshotQueue, request: SnapshotRequest) -> dict[str, Any]:
+    """Return how far a snapshot is that has not ended."""
+    progress = Progress() if request.plan is None else request.plan.progress
     return {
+        "id": request.id,
+        "type": request.kind,
+        "paused": queue.paused and not request.blocks_stream,
+        "aborted": request.aborted,
         "collections": progress.collections,
         "collectionsPlanned": progress.collections_planned,
         "chunksPlanned": progress.chunks_planned,

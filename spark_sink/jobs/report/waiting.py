@@ -39,12 +39,11 @@ def position_to_reach(to: str | datetime | Timestamp, uri: str, name: str = "to"
             return after(client.with_retries(client.present))
     if isinstance(to, Timestamp):
         to = f"{to.time},{to.inc}"
-    text = to if isinstance(to, str) else to.isoformat()
     try:
-        target = position(text)
+        target = position(to if isinstance(to, str) else to.isoformat())
     except ValueError:
         forms = "now, a time such as 2026-01-31T12:00:00Z or a resume token"
-        raise OptionError(f"{name}: must be {forms}, not {text!r}") from None
+        raise OptionError(f"{name}: must be {forms}, not {to!r}") from None
     if isinstance(target, Token):
         return AtTime(target.cluster_time) if target.is_high_water_mark else target
     return after(target.time)

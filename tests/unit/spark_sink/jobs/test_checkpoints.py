@@ -75,20 +75,7 @@ def test_a_lost_checkpoint_is_made_again_where_it_was(tmp_path: Path) -> None:
         shutil.rmtree(kept)
 
 
-def test_a_checkpoint_that_says_what_the_tables_say_stays(tmp_path: Path) -> None:
-    folder = begun(tmp_path / "job", "bronze")
-    offsets = {}
-    for number in range(4):
-        write(folder, number)
-        offsets[number] = end_at(number)
-    folder.checkpoint.write("q", offsets, 3)
-    before = folder.checkpoint.batches()
-    assert [batch.number for batch in before] == [0, 1, 2, 3]
-    assert restore_checkpoint(folder)[0].number == 3
-    assert folder.checkpoint.batches() == before
-
-
-def test_a_start_reads_the_newest_files_of_a_checkpoint_once(
+def test_a_checkpoint_that_says_what_the_tables_say_stays_and_its_newest_files_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark keeps a hundred batches, and each file takes requests on an object store."""
@@ -96,6 +83,7 @@ def test_a_start_reads_the_newest_files_of_a_checkpoint_once(
     batch = Batch("q", 99, end_at(99), end_at(98))
     DeltaLog(folder.table("bronze")).append_rows(ROW, batch)
     folder.checkpoint.write("q", {number: end_at(number) for number in range(100)}, 99)
+    before = folder.checkpoint.batches()
 
     def counting(where: Folder, path: str) -> str | None:
         read[path] += not path.startswith("_")
@@ -105,6 +93,7 @@ def test_a_start_reads_the_newest_files_of_a_checkpoint_once(
     assert restore_checkpoint(folder) == (batch, True)
     names = ("metadata", "offsets/98", "offsets/99", "commits/99", "job.json")
     assert +read == dict.fromkeys(names, 1)
+    assert folder.checkpoint.batches() == before
 
 
 def test_an_older_copy_of_a_checkpoint_is_made_again(tmp_path: Path) -> None:

@@ -45,9 +45,9 @@ def test_the_status_has_a_line_for_each_requested_snapshot(tmp_path: Path) -> No
     nothing = "0 chunks; 0 of 0 collections"
     assert "uncommitted no batch" in lines
     assert lines[-20:] == [
-        f"requested   blocking snapshot r0: {nothing}",
-        "            incremental snapshot r1: 7 chunks with about 8,400 rows; 1 of 3 collections",
-        *(f"            incremental snapshot r{n}: {nothing}" for n in range(2, 20)),
+        f"snapshots   blocking r0: {nothing}",
+        "            incremental r1: 7 chunks with about 8,400 rows; 1 of 3 collections",
+        *(f"            incremental r{n}: {nothing}" for n in range(2, 20)),
     ]
 
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 import spark_sink.cli as command
 from spark_sink import running
-from spark_sink.errors import OptionError, SourceError
+from spark_sink.errors import SourceError
 from spark_sink.jobs import orderly_stop, router_beside
 from spark_sink.jobs.failure_texts import cause_of
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
@@ -131,19 +131,6 @@ def test_a_batch_is_a_line(events: list[str], tmp_path: Path) -> None:
         "query starts",
         "reports 0", "reports 0 ended", "router ends",
     ]  # fmt: skip
-
-
-def test_a_start_that_cannot_continue_does_not_end_the_one_that_runs(
-    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, once: bool) -> None:
-        raise OptionError("has --deletes hard, not soft")
-
-    monkeypatch.setattr(running, "take_over", lambda _: events.append("takes over"))
-    monkeypatch.setattr(JobFolder, "require_continues", refuse)
-    result = run(tmp_path, "--configdb", "cfg/h:1", "--upstream", "mongodb://m:1")
-    assert "has --deletes hard, not soft" in result.output
-    assert "takes over" not in events
 
 
 @pytest.mark.usefixtures("events")
