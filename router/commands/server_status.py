@@ -33,6 +33,7 @@ _TRANSACTIONS = (
     "totalAborted", "totalContactedParticipants", "totalParticipantsAtCommit",
     "totalRequestsTargeted",
 )  # fmt: skip
+_ASSERTS = ("regular", "warning", "msg", "user", "tripwire", "rollovers")
 _ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
 
 
@@ -43,8 +44,8 @@ async def server_status(call: Call) -> Answer:
     for section, wanted in call.command.items():
         if section in reply and wanted in (0, False):
             del reply[section]
-    others = await ask_other_workers(call)
-    reply = sum_statuses([reply, *map(_without_times, others)])
+    statuses = [reply, *await ask_other_workers(call)]
+    reply = sum_statuses([{k: v for k, v in each.items() if k not in _ADDED} for each in statuses])
     reply.get("mergerouter", {}).get("workers", []).sort(key=itemgetter("worker"))
     return Answer(reply)
 
@@ -69,14 +70,7 @@ def own_status(
         "pid": Int64(os.getpid() if process.peers is None else os.getppid()),
         **_uptime(process),
         "localTime": process.now(),
-        "asserts": {
-            "regular": 0,
-            "warning": 0,
-            "msg": 0,
-            "user": counters.user_asserts,
-            "tripwire": 0,
-            "rollovers": 0,
-        },
+        "asserts": {**dict.fromkeys(_ASSERTS, 0), "user": counters.user_asserts},
         "connections": _connections(process),
         "extra_info": _extra_info(),
         "network": {
@@ -120,10 +114,6 @@ def _commands(counters: Counters) -> dict[str, Any]:
         if name != UNKNOWN and not name.startswith("_"):
             totals[name] = {"failed": Int64(counters.failures[name]), "total": Int64(total)}
     return totals
-
-
-def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in status.items() if name not in _ADDED}
 
 
 def _mergerouter(process: ServingProcess, streams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
