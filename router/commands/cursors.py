@@ -8,6 +8,7 @@ from functools import partial
 from itertools import product
 from typing import Any, Final
 
+from bson.binary import Binary
 from bson.int64 import Int64
 
 from router.access.authorization import not_authorized
@@ -35,6 +36,7 @@ from router.request.field_checks import (
     at_least_zero,
     check_known,
     check_same_api,
+    of_type,
     required,
     text,
     wrong_type,
@@ -216,17 +218,16 @@ def _own_sessions(call: Call) -> Callable[[Owner], bool]:
     """Return whether a session is one of the user's that the command names, or one of all its."""
     sessions: Any = call.command[call.name]
     path = f"{call.name}.{call.name}FromClient"
-    if call.name == "killSessions":
-        path = "KillSessionsCmd.killSessions"
     if not isinstance(sessions, list):
         raise wrong_type(f"{path.partition('.')[0]}.{call.name}", sessions, "array")
-    ids = set()
+    ids, own = set(), user_digest(call.user_name)
     for index, session in enumerate(sessions):
         if not isinstance(session, Mapping):
             raise wrong_type(f"{path}.{index}", session, "object")
-        identifier = required(session, path, "id")
-        if not isinstance(identifier, bytes):
-            raise wrong_type(f"{path}.id", identifier, "binData")
+        identifier = of_type(session, path, "id", Binary, "binData")
+        if session.get("uid", own) != own:
+            message = "Unauthorized to set user digest in LogicalSessionId"
+            raise CommandError(ErrorCode.Unauthorized, message)
         ids.add(bytes(identifier))
     every = call.name == "killSessions" and not ids
     return lambda owner: owner.user == call.user_name and (every or owner.lsid in ids)
@@ -237,8 +238,9 @@ def _named_sessions(call: Call) -> Callable[[Owner], bool]:
     own = user_digest(call.user_name) if call.name == "killSessions" else None
     named = set()
     for each in call.command[call.name] or [{}]:
-        session = each.get("lsid", each)
-        digest = user_digest("{user}@{db}".format(**each)) if "db" in each else own
+        session = each if own else each.get("lsid", each)
+        of_user = call.name == "killAllSessions" and each
+        digest = user_digest("{user}@{db}".format(**each)) if of_user else own
         fields = session.get("id"), session.get("uid", digest)
         named.add(tuple(None if field is None else bytes(field) for field in fields))
 

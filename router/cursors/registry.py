@@ -269,10 +269,9 @@ class CursorRegistry:
         return killed, not_found
 
     def end_sessions(self, named: Callable[[Owner], bool], *, busy: bool) -> None:
-        """Kill the cursors of the named sessions.
+        """Kill the cursors of the named sessions; those with a getMore in flight only if ``busy``.
 
-        Those with a getMore in flight are left, unless ``busy`` is set: mongos lets that finish,
-        and a session that is used again goes on.
+        mongos lets that finish, and a session that is used again goes on.
         """
         for cursor in self._of_sessions(named):
             if busy or not cursor.busy:

@@ -86,8 +86,7 @@ def progress_command(
     key = token_key(after)
     time = cluster_time_of(key)
     # An invalidate closes every cursor that reads it again; no other event has its time.
-    is_end = is_invalidate(key.decode("ascii"))
-    options["startAtOperationTime"] = next_tick(time) if is_end else time
+    options["startAtOperationTime"] = next_tick(time) if is_invalidate(key.decode()) else time
     early, _whole = early_part(stages, changed=images | _COMPARED_ELSEWHERE, needed={"_id"})
     while early and stage_name(early[-1]) != "$match":
         early = early[:-1]
