@@ -4,7 +4,6 @@ Only the upstream answers those of other cursors; those of sessions go there as 
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import product
 from typing import Any, Final
 
@@ -174,12 +173,9 @@ async def end_sessions(call: Call) -> AnyAnswer:
     return await _everywhere_else(call)
 
 
-_killing = partial(answers, while_quiescing=True)
-
-
-@_killing("killSessions", help="kill sessions")
-@_killing("killAllSessions", help="kill all sessions of users (with an upstream)")
-@_killing("killAllSessionsByPattern", help="kill sessions that match (with an upstream)")
+@answers("killSessions", help="kill sessions", while_quiescing=True)
+@answers("killAllSessions", help="kill users' sessions (with an upstream)", while_quiescing=True)
+@answers("killAllSessionsByPattern", help="the same, by a pattern", while_quiescing=True)
 async def kill_sessions(call: Call) -> AnyAnswer:
     """Kill the merged cursors of the named sessions, once the upstream has killed all others.
 

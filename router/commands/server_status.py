@@ -22,12 +22,9 @@ from shard_client.wire.connection import format_address
 
 _MOST_USERS = 100
 _KINDS = {
-    "insert": "insert",
-    "query": "find",
-    "update": "update",
-    "delete": "delete",
+    "insert": "insert", "query": "find", "update": "update", "delete": "delete",
     "getmore": "getMore",
-}
+}  # fmt: skip
 _TRANSACTIONS = (
     "currentOpen", "currentActive", "currentInactive", "totalStarted", "totalCommitted",
     "totalAborted", "totalContactedParticipants", "totalParticipantsAtCommit",
