@@ -12,7 +12,7 @@ from pymongo.errors import OperationFailure
 from shard_client.errors import CommandError
 from shard_client.wire.authentication import Credentials
 from shard_client.wire.connection import Connection
-from tests.harness.clusters import TestCluster
+from tests.harness.clusters import TestCluster, on_real_servers
 from tests.harness.routers import start_router
 from tests.harness.until import PATIENCE
 from tests.integration.security.clients import STREAM, USERS, Servers, answer, client, stream
@@ -81,6 +81,7 @@ async def test_workers_know_whose_cursors_they_have(
             assert killed["cursorsKilled"] == ([] if number else [cursor])
 
 
+@on_real_servers("change streams through its mongos")
 def test_who_may_kill_whose_sessions(servers: Servers) -> None:
     """Without names, the user's own sessions, or those of all; an id names one of the user's."""
     names = ("root", "everywhere", "writer")
