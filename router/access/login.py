@@ -256,7 +256,7 @@ class Login:
 
         Raises CommandError, the upstream's; NetworkError.
         """
-        if link is not None and not self.by_certificate:
+        if link is not None:
             await link.command(database, {"logout": 1})
         if self._user is not None and self._user.name.database == database:
             self._user, self.by_certificate = None, False

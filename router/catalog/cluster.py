@@ -174,7 +174,9 @@ class Cluster:
             if primary is not None and isinstance(error, NetworkError):
                 self.distrust(target, primary)
             name = target if primary is None else format_address(primary)
-            raise _retriable(error, name) from error
+            failure = from_network(error, name) if isinstance(error, NetworkError) else error
+            labels = [RESUMABLE_LABEL] if is_resumable(failure) else []
+            raise failure.with_labels(*labels) from error
         try:
             yield connection
         except (CommandError, NetworkError, ProtocolError) as error:
@@ -393,10 +395,3 @@ class MemberDialer:
             self.pool.give_back(connection)
             raise
         return connection
-
-
-def _retriable(failure: CommandError | NetworkError, server: str) -> CommandError:
-    """Return the failure as a CommandError for the client, labelled resumable if it is."""
-    if isinstance(failure, NetworkError):
-        failure = from_network(failure, server)
-    return failure.with_labels(RESUMABLE_LABEL) if is_resumable(failure) else failure

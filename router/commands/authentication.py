@@ -53,8 +53,8 @@ async def log_out(call: Call) -> AnyAnswer:
 @answers("connectionStatus", help="who is logged in", before_login=True)
 async def connection_status(call: Call) -> AnyAnswer:
     """Return the user that is logged in, with its roles and, on request, its privileges."""
-    user, login = call.user, call.client.login
-    if user is not None and call.upstream is not None and login and not login.by_certificate:
+    user = call.user
+    if user is not None and call.upstream is not None:
         return PASS_THROUGH
     info: dict[str, Any] = {"authenticatedUsers": [], "authenticatedUserRoles": []}
     if user is not None:

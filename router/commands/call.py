@@ -49,12 +49,17 @@ class Call:
 
     @property
     def upstream(self) -> UpstreamMongos | CatalogPrimary | None:
-        """The upstream, None if there is none or the client is another worker."""
-        return None if self.client.is_worker else self.process.upstream
+        """The upstream; None if there is none, or if it knows nothing of the client.
+
+        That is another worker, or has logged in here alone, by a certificate.
+        """
+        login = self.client.login
+        here_alone = login is not None and login.user is not None and login.by_certificate
+        return None if self.client.is_worker or here_alone else self.process.upstream
 
     @property
     def upstream_link(self) -> ServerLink | None:
-        """The client's own connection to the upstream, None if there is no upstream."""
+        """The client's own connection to ``upstream``, None if that is None."""
         upstream = self.upstream
         return None if upstream is None else self.client.link_to(upstream)
 

@@ -3,9 +3,11 @@
 Only the upstream answers those of other cursors; those of sessions go there as well.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any, Final
 
+from bson.binary import Binary
 from bson.int64 import Int64
 
 from router.access.authorization import not_authorized
@@ -19,7 +21,7 @@ from router.commands.other_workers import (
     other_owner,
 )
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer, build_cursor_reply
-from router.cursors.cursor import Owner
+from router.cursors.cursor import Owner, user_digest
 from router.parameter import MILLISECONDS
 from router.privileges import CLUSTER, Resource
 from router.request.accepted import (
@@ -33,6 +35,7 @@ from router.request.field_checks import (
     at_least_zero,
     check_known,
     check_same_api,
+    of_type,
     required,
     text,
     wrong_type,
@@ -83,6 +86,8 @@ async def get_more(call: Call) -> AnyAnswer:
             return PASS_THROUGH
     collection = text(command, "getMore", "collection")
     check_known(command, "getMore", _GET_MORE_FIELDS)
+    if not collection:
+        raise CommandError(ErrorCode.InvalidNamespace, "Collection names cannot be empty")
     batch_size = at_least_zero(command, "getMore", "batchSize")
     max_time_ms = at_least_zero(command, "getMore", "maxTimeMS")
     wait = DEFAULT_AWAIT_MS if max_time_ms is None else min(max_time_ms, LONGEST_TIME)
@@ -158,25 +163,45 @@ def _add_lists(lists: _Lists, reply: Mapping[str, Any]) -> None:
 
 
 @answers("endSessions", help="end sessions", while_quiescing=True, api_versions=("1",))
-@answers("killSessions", help="kill sessions", while_quiescing=True)
 async def end_sessions(call: Call) -> AnyAnswer:
-    """Kill the merged cursors of the named sessions, then pass the command to the upstream.
+    """Kill the merged cursors of the user's named sessions that no getMore uses, as mongos does.
 
-    Only killSessions kills one whose getMore is in flight, as at mongos. Raises CommandError: the
-    sessions are not a list of documents with an id.
+    Then pass the command to the upstream. Raises CommandError: the sessions are not a list of
+    documents with an id.
     """
-    busy = call.name == "killSessions"
-    call.process.cursors.end_sessions(_session_ids(call), call.user_name, busy=busy)
+    call.process.cursors.end_sessions(_own_sessions(call), busy=False)
     return await _everywhere_else(call)
+
+
+@answers("killSessions", help="kill sessions", while_quiescing=True)
+@answers("killAllSessions", help="kill users' sessions (with an upstream)", while_quiescing=True)
+@answers("killAllSessionsByPattern", help="the same, by a pattern", while_quiescing=True)
+async def kill_sessions(call: Call) -> AnyAnswer:
+    """Kill the merged cursors of the named sessions, once the upstream has killed all others.
+
+    The upstream checks the rights and the fields; without one, a user kills only its own sessions.
+    If none is named, these are the user's sessions, or those of all users. Raises CommandError: the
+    upstream refuses the command, or the sessions are not a list of documents with an id.
+    """
+    named = _named_sessions
+    if (link := call.upstream_link) is not None:
+        await link.command(call.database, call.command)
+    elif not call.client.is_worker:
+        if call.name != "killSessions":
+            return PASS_THROUGH
+        named = _own_sessions
+    call.process.cursors.end_sessions(named(call), busy=True)
+    await ask_other_workers(call)
+    return Answer({})
 
 
 @answers("refreshSessions", help="keep sessions", api_versions=("1",))
 async def refresh_sessions(call: Call) -> AnyAnswer:
-    """Restart the idle time of the named sessions, here and in the upstream.
+    """Restart the idle time of the user's named sessions, here and in the upstream.
 
     Raises CommandError: the sessions are not a list of documents with an id.
     """
-    call.process.cursors.refresh_sessions(_session_ids(call), call.user_name)
+    call.process.cursors.refresh_sessions(_own_sessions(call))
     return await _everywhere_else(call)
 
 
@@ -185,19 +210,38 @@ async def _everywhere_else(call: Call) -> AnyAnswer:
     return PASS_THROUGH if call.upstream is not None else Answer({})
 
 
-def _session_ids(call: Call) -> list[bytes]:
+def _own_sessions(call: Call) -> Callable[[Owner], bool]:
+    """Return whether a session is one of the user's that the command names, or one of all its."""
     sessions: Any = call.command[call.name]
     path = f"{call.name}.{call.name}FromClient"
-    if call.name == "killSessions":
-        path = "KillSessionsCmd.killSessions"
     if not isinstance(sessions, list):
         raise wrong_type(f"{path.partition('.')[0]}.{call.name}", sessions, "array")
-    ids = []
+    ids, own = set(), user_digest(call.user_name)
     for index, session in enumerate(sessions):
         if not isinstance(session, Mapping):
             raise wrong_type(f"{path}.{index}", session, "object")
-        identifier = required(session, path, "id")
-        if not isinstance(identifier, bytes):
-            raise wrong_type(f"{path}.id", identifier, "binData")
-        ids.append(bytes(identifier))
-    return ids
+        identifier = of_type(session, path, "id", Binary, "binData")
+        if session.get("uid", own) != own:
+            message = "Unauthorized to set user digest in LogicalSessionId"
+            raise CommandError(ErrorCode.Unauthorized, message)
+        ids.add(bytes(identifier))
+    every = call.name == "killSessions" and not ids
+    return lambda owner: owner.user == call.user_name and (every or owner.lsid in ids)
+
+
+def _named_sessions(call: Call) -> Callable[[Owner], bool]:
+    """Return whether a session is one that a command names which the upstream has accepted."""
+    own = user_digest(call.user_name) if call.name == "killSessions" else None
+    named = set()
+    for each in call.command[call.name] or [{}]:
+        session = each if own else each.get("lsid", each)
+        of_user = call.name == "killAllSessions" and each
+        digest = user_digest("{user}@{db}".format(**each)) if of_user else own
+        fields = session.get("id"), session.get("uid", digest)
+        named.add(tuple(None if field is None else bytes(field) for field in fields))
+
+    def is_named(owner: Owner) -> bool:
+        digest = user_digest(owner.user)
+        return not named.isdisjoint(product((owner.lsid, None), (digest, None)))
+
+    return is_named

@@ -1,6 +1,7 @@
 """hello and its older names: the drivers' handshake and their monitors' awaitable check."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from bson.int64 import Int64
@@ -77,20 +78,11 @@ def _check_text(path: str, value: object, most_bytes: int | None = None) -> None
 _LONGEST_WAIT = 24 * 60 * 60.0
 
 
-@answers(
-    "hello",
-    help="the version and limits of this server",
-    while_quiescing=True,
-    before_login=True,
-    api_versions=("1",),
-)
-@answers(
-    "isMaster",
-    "ismaster",
-    help="hello, by its former name",
-    while_quiescing=True,
-    before_login=True,
-)
+_at_once = partial(answers, while_quiescing=True, before_login=True)
+
+
+@_at_once("hello", help="the version and limits of this server", api_versions=("1",))
+@_at_once("isMaster", "ismaster", help="hello, by its former name")
 async def hello(call: Call) -> Answer:
     """Answer as mongos does, with waiting and streaming on request
     (docs/protocol.md#wire-protocol).

@@ -166,13 +166,15 @@ _AT_SHUTDOWN = {
 def with_retry_labels(error: CommandError, name: str, body: bytes) -> CommandError:
     """Return ``error`` with the labels that make a driver retry, as with a mongos that shuts down.
 
-    A driver retries writes and transactions after a network error. It adds the labels to its own
-    network errors itself; from the router, in the mongos's place, it takes them from the reply.
-    Source: the drivers' specifications of retryable writes and of transactions.
+    A driver retries writes and transactions, and resumes a change stream, after a network error. It
+    adds the labels to its own network errors itself; from the router, in the mongos's place, it
+    takes them from the reply. Source: the drivers' specifications.
 
     ``error`` is why the command was not sent, or not finished. Only the first thousand fields of
     the raw command ``body`` are inspected. Raises ProtocolError: these are malformed.
     """
+    if name in _STREAM_COMMANDS:  # a getMore may be that of a stream whose cursor is gone
+        error = error.with_change_stream_label()
     in_transaction = has_number = False
     for element in islice(iter_elements(body), _MOST_FIELDS):
         if element.name == b"txnNumber":
@@ -191,7 +193,4 @@ def at_shutdown(code: ErrorCode, name: str, body: bytes) -> CommandError:
 
     A client can run it again elsewhere or later; ``name`` and ``body`` as in ``with_retry_labels``.
     """
-    error = CommandError(code, _AT_SHUTDOWN[code])
-    if name in _STREAM_COMMANDS:
-        error = error.with_change_stream_label()
-    return with_retry_labels(error, name, body)
+    return with_retry_labels(CommandError(code, _AT_SHUTDOWN[code]), name, body)

@@ -22,17 +22,15 @@ from shard_client.wire.connection import format_address
 
 _MOST_USERS = 100
 _KINDS = {
-    "insert": "insert",
-    "query": "find",
-    "update": "update",
-    "delete": "delete",
+    "insert": "insert", "query": "find", "update": "update", "delete": "delete",
     "getmore": "getMore",
-}
+}  # fmt: skip
 _TRANSACTIONS = (
     "currentOpen", "currentActive", "currentInactive", "totalStarted", "totalCommitted",
     "totalAborted", "totalContactedParticipants", "totalParticipantsAtCommit",
     "totalRequestsTargeted",
 )  # fmt: skip
+_ASSERTS = ("regular", "warning", "msg", "user", "tripwire", "rollovers")
 _ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
 
 
@@ -43,8 +41,8 @@ async def server_status(call: Call) -> Answer:
     for section, wanted in call.command.items():
         if section in reply and wanted in (0, False):
             del reply[section]
-    others = await ask_other_workers(call)
-    reply = sum_statuses([reply, *map(_without_times, others)])
+    statuses = [reply, *await ask_other_workers(call)]
+    reply = sum_statuses([{k: v for k, v in each.items() if k not in _ADDED} for each in statuses])
     reply.get("mergerouter", {}).get("workers", []).sort(key=itemgetter("worker"))
     return Answer(reply)
 
@@ -69,14 +67,7 @@ def own_status(
         "pid": Int64(os.getpid() if process.peers is None else os.getppid()),
         **_uptime(process),
         "localTime": process.now(),
-        "asserts": {
-            "regular": 0,
-            "warning": 0,
-            "msg": 0,
-            "user": counters.user_asserts,
-            "tripwire": 0,
-            "rollovers": 0,
-        },
+        "asserts": {**dict.fromkeys(_ASSERTS, 0), "user": counters.user_asserts},
         "connections": _connections(process),
         "extra_info": _extra_info(),
         "network": {
@@ -120,10 +111,6 @@ def _commands(counters: Counters) -> dict[str, Any]:
         if name != UNKNOWN and not name.startswith("_"):
             totals[name] = {"failed": Int64(counters.failures[name]), "total": Int64(total)}
     return totals
-
-
-def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in status.items() if name not in _ADDED}
 
 
 def _mergerouter(process: ServingProcess, streams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

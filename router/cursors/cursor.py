@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from contextlib import ExitStack
+from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
@@ -13,6 +14,12 @@ from router.stream.client_reader import ClientReader
 from router.stream.readers.log_reader import Batch
 from router.stream.running_stream import RunningStream
 from shard_client.errors import CommandError, ErrorCode
+
+
+@lru_cache
+def user_digest(name: str | None) -> bytes:
+    """Return the hash of a user's name, which a session's full id has; None where there is none."""
+    return hashlib.sha256((name or "").encode()).digest()
 
 
 class Owner(NamedTuple):
@@ -33,9 +40,8 @@ def _session(owner: Owner) -> str:
     lsid = owner.lsid
     if lsid is None:
         return "none"
-    digest = hashlib.sha256((owner.user or "").encode()).digest()
     name = str(UUID(bytes=lsid)) if len(lsid) == 16 else lsid.hex()
-    return f"{name} - {base64.b64encode(digest).decode()} -  - "
+    return f"{name} - {base64.b64encode(user_digest(owner.user)).decode()} -  - "
 
 
 class MergedCursor:

@@ -268,24 +268,23 @@ class CursorRegistry:
             self._remove(cursor_id)
         return killed, not_found
 
-    def end_sessions(self, lsids: Iterable[bytes], user: str | None, *, busy: bool) -> None:
-        """Kill the cursors of these sessions of the user.
+    def end_sessions(self, named: Callable[[Owner], bool], *, busy: bool) -> None:
+        """Kill the cursors of the named sessions; those with a getMore in flight only if ``busy``.
 
-        Those with a getMore in flight are left, unless ``busy`` is set: mongos lets that finish,
-        and a session that is used again goes on.
+        mongos lets that finish, and a session that is used again goes on.
         """
-        for cursor in self._of_sessions(lsids, user):
+        for cursor in self._of_sessions(named):
             if busy or not cursor.busy:
                 self._remove(cursor.cursor_id)
 
-    def refresh_sessions(self, lsids: Iterable[bytes], user: str | None) -> None:
-        """Restart the idle time of the cursors of these sessions of the user."""
-        for cursor in self._of_sessions(lsids, user):
+    def refresh_sessions(self, named: Callable[[Owner], bool]) -> None:
+        """Restart the idle time of the cursors of the named sessions."""
+        for cursor in self._of_sessions(named):
             cursor.last_used = self._loop.time()
 
-    def _of_sessions(self, lsids: Iterable[bytes], user: str | None) -> list[MergedCursor]:
-        sessions, cursors = set(lsids), self._cursors.values()
-        return [each for each in cursors if each.owner.user == user and each.owner.lsid in sessions]
+    def _of_sessions(self, named: Callable[[Owner], bool]) -> list[MergedCursor]:
+        cursors = self._cursors.values()
+        return [each for each in cursors if each.owner.lsid is not None and named(each.owner)]
 
     async def close(self) -> None:
         """Kill all cursors and wait, for a bounded time, until their remotes are closed.

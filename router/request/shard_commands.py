@@ -83,16 +83,12 @@ def progress_command(
     wanted: Mapping[str, Any] = stream[CHANGE_STREAM]
     images = {name for name, none in _IMAGES.items() if wanted.get(name, none) != none}
     options = {name: value for name, value in wanted.items() if name not in {*STARTS, *images}}
-    options["startAtOperationTime"] = _progress_start(after)
+    key = token_key(after)
+    time = cluster_time_of(key)
+    # An invalidate closes every cursor that reads it again; no other event has its time.
+    options["startAtOperationTime"] = next_tick(time) if is_invalidate(key.decode()) else time
     early, _whole = early_part(stages, changed=images | _COMPARED_ELSEWHERE, needed={"_id"})
     while early and stage_name(early[-1]) != "$match":
         early = early[:-1]
     pipeline = [{CHANGE_STREAM: options}, *early, {"$project": {"_id": 1}}]
     return database, {**command, "pipeline": pipeline, "cursor": {"batchSize": 0}}
-
-
-def _progress_start(after: bytes) -> Any:
-    key = token_key(after)
-    time = cluster_time_of(key)
-    # An invalidate closes every cursor that reads it again; no other event has its time.
-    return next_tick(time) if is_invalidate(key.decode("ascii")) else time

@@ -278,7 +278,9 @@ class ClientReader:
         if self.log_reader.lost:
             self._move()
             return False
-        self._record_traffic(stream)
+        if self.log_reader.part is not None and self._source is not self._candidates.own:
+            demand = self._candidates.way_of(self._source).demand
+            demand.record(self._source.key, stream.fan_out.traffic, self._loop.time())
         source = self._preferred()
         main = self._streams.stream_to_join(source.key)
         if main is not None and main is not stream and self._join(source, main):
@@ -286,12 +288,6 @@ class ClientReader:
         if source.key != self._source.key and self._should_move_to(source):
             self._move()
         return False
-
-    def _record_traffic(self, stream: RunningStream) -> None:
-        """Tell the policy what a stream that it shares costs, and lets through."""
-        if self.log_reader.part is not None and self._source is not self._candidates.own:
-            demand = self._candidates.way_of(self._source).demand
-            demand.record(self._source.key, stream.fan_out.traffic, self._loop.time())
 
     def _join(self, source: Source, main: RunningStream) -> bool:
         """Continue on ``main``, a stream of ``source``, if that has the next events.

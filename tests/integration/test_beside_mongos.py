@@ -172,6 +172,7 @@ OF_GET_MORE: list[dict[str, Any]] = [
         )
         for value in (None, 5, Int64(7), "x", True, {}, PAST, SESSION["id"])
     ),
+    {"collection": ""},
     *({"writeConcern": {"w": value}} for value in (1, "majority", -1, [], None, {})),
     *({"writeConcern": {name: "x"}} for name in ("j", "wtimeout", "fsync", "provenance", "y")),
     *({"$readPreference": {"mode": value}} for value in (5, "x", "primary", "secondary")),

@@ -179,8 +179,9 @@ class LogReader:
         more = self._advance()
         if last is not None:
             self._mark = KeyedToken.of(token_of(last))
-            if more:
-                self._hold_equals()
+            if more and not self._taken:  # no stream can resume between equal tokens
+                self._taken = self.view.log.events_with_key(self.number, self._mark.key)
+                self.number += len(self._taken)
         elif not more and self._over:
             if (error := self._error or self.view.error) is not None:
                 raise error.with_change_stream_label()
@@ -242,12 +243,6 @@ class LogReader:
             part, size = self.view.log.read(self.number, wanted, space, first=first)
             self.number += len(part)
         return part, size
-
-    def _hold_equals(self) -> None:
-        """Hold the events with the last event's key: no stream can resume between equal tokens."""
-        if not self._taken:
-            self._taken = self.view.log.events_with_key(self.number, self._mark.key)
-            self.number += len(self._taken)
 
     def _raise_mark(self) -> None:
         """Advance to the view's high water mark, after all ready events have been returned."""

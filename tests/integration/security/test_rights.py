@@ -1,7 +1,9 @@
 """What a user may do through the router is what mongos lets the user do."""
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bson import Binary, Int64
@@ -10,7 +12,7 @@ from pymongo.errors import OperationFailure
 from shard_client.errors import CommandError
 from shard_client.wire.authentication import Credentials
 from shard_client.wire.connection import Connection
-from tests.harness.clusters import TestCluster
+from tests.harness.clusters import TestCluster, on_real_servers
 from tests.harness.routers import start_router
 from tests.harness.until import PATIENCE
 from tests.integration.security.clients import STREAM, USERS, Servers, answer, client, stream
@@ -77,3 +79,49 @@ async def test_workers_know_whose_cursors_they_have(
         for number, each in enumerate(roots):
             killed = await each.command("db", killing, timeout=PATIENCE)
             assert killed["cursorsKilled"] == ([] if number else [cursor])
+
+
+@on_real_servers("change streams through its mongos")
+def test_who_may_kill_whose_sessions(servers: Servers) -> None:
+    """Without names, the user's own sessions, or those of all; an id names one of the user's."""
+    names = ("root", "everywhere", "writer")
+    writers = Binary(sha256(b"writer@admin").digest())
+    kills: list[tuple[str, list[Any]]] = [
+        ("killSessions", []), ("killSessions", [{}]), ("killSessions", [{"uid": writers}]),
+        ("killAllSessions", []), ("killAllSessions", [{"user": "writer", "db": "admin"}]),
+        ("killAllSessions", [{"user": "writer"}]), ("killAllSessions", [5]),
+        ("killAllSessionsByPattern", []), ("killAllSessionsByPattern", [{}]),
+        ("killAllSessionsByPattern", [{"uid": writers}]),
+        ("killAllSessionsByPattern", [{"lsid": {"uid": writers}}]),
+        ("killAllSessionsByPattern", [{"foo": 1}]),
+    ]  # fmt: skip
+
+    def outcome(address: str, command: str, named: list[Any], killer: str) -> Any:
+        with ExitStack() as owned:
+            clients = {user: owned.enter_context(client(address, user)) for user in names}
+            sessions = {user: owned.enter_context(clients[user].start_session()) for user in names}
+            ids = {
+                user: clients[user].db.command(stream("c"), session=sessions[user])["cursor"]["id"]
+                for user in names
+            }
+            if command == "killSessions":
+                named = [{**sessions["writer"].session_id, **each} for each in named]
+            elif named and isinstance(named[0], dict) and "lsid" in named[0]:
+                named = [{"lsid": {**sessions["writer"].session_id, **named[0]["lsid"]}}]
+            killed = answer(clients[killer], "admin", {command: named})[0]
+            left: dict[str, Any] = dict.fromkeys(names)
+            for user in names:
+                getting = {"getMore": Int64(ids[user]), "collection": "c", "maxTimeMS": 1}
+                try:
+                    clients[user].db.command(getting, session=sessions[user])
+                except OperationFailure as error:
+                    left[user] = error.code
+            return killed, left
+
+    for command, named in kills:
+        for killer in ("root", "everywhere"):
+            at_mongos = outcome(servers.mongos, command, named, killer)
+            assert outcome(servers.router, command, named, killer) == at_mongos, (command, named)
+            of_others = command != "killSessions" or (killer == "root" and "uid" in str(named))
+            if not of_others:  # which takes an upstream
+                assert outcome(servers.alone, command, named, killer) == at_mongos, named

@@ -6,6 +6,7 @@ from typing import Any
 
 import pymongo
 import pytest
+from bson import Int64
 from pymongo.errors import OperationFailure
 
 from tests.harness.certificates import Authority
@@ -55,6 +56,14 @@ def test_a_certificate_user_reads_a_stream(
         with pytest.raises(OperationFailure) as refused:
             reader.other.c.watch()
         assert refused.value.code == 13
+        with reader.start_session() as session:
+            watching = {"aggregate": "certificates", "pipeline": [{"$changeStream": {}}]}
+            opened = reader.db.command({**watching, "cursor": {}}, session=session)
+            assert reader.admin.command({"killSessions": []})["ok"]
+            more = {"getMore": Int64(opened["cursor"]["id"]), "collection": "certificates"}
+            with pytest.raises(OperationFailure) as gone:
+                reader.db.command(more, session=session)
+            assert gone.value.code == 43
 
 
 def test_reads_and_writes_are_refused(

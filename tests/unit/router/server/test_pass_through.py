@@ -13,6 +13,7 @@ from router.upstream.upstream_mongos import UpstreamMongos
 from shard_client.wire.connection import is_loopback
 from tests.doubles.scripted_server import Asked, answer_ok, scripted_server
 from tests.harness.facade import WATCH, facade, facade_before
+from tests.harness.ports import free_port
 from tests.harness.raw_client import MORE_TO_COME
 
 
@@ -51,6 +52,13 @@ async def test_the_router_refuses_streams_if_the_upstream_has_none() -> None:
             assert "maxTimeMS" in reply["errmsg"]
         assert len(mongos.asked) == 2
         assert (await client.command("db", {"insert": "c"}))["errmsg"] == "none here"
+
+
+async def test_a_stream_resumes_whose_cursor_is_gone_while_the_upstream_is_away() -> None:
+    upstream = UpstreamMongos([("127.0.0.1", free_port())])
+    async with facade(upstream) as router, await router.client() as client:
+        reply = await client.command("db", {"getMore": Int64(5), "collection": "c"})
+        assert (reply["code"], reply["errorLabels"]) == (6, ["ResumableChangeStreamError"])
 
 
 async def test_max_time_limits_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
