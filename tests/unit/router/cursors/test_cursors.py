@@ -147,7 +147,10 @@ async def test_a_kill_ends_a_lookup(cluster: ScriptedCluster, mongos: ScriptedMo
             await waiting
     assert error.value.code == 237
     mongos.released.set()
-    await until(lambda: mongos.server.connections == 0)
+    again = await opened(registry)
+    assert shown(await again.next_batch(None, PATIENCE)) == [{"_id": 1, "v": 1}]
+    first, second = mongos.server.asked
+    assert first.writer is not second.writer, "the connection of a lookup that has ended is cut"
 
 
 async def test_a_cancelled_lookup_keeps_its_event_for_the_next_one(

@@ -166,16 +166,3 @@ async def test_an_unreachable_upstream_is_a_resumable_error():
     with pytest.raises(CommandError) as error:
         await found(source, want({"_id": 1}))
     assert error.value.code == 6
-
-
-async def test_a_cancelled_lookup_ends_upstream():
-    async with scripted_mongos(c=[{"_id": 1}]) as mongos:
-        mongos.released.clear()
-        source = reads(mongos)
-        task = asyncio.create_task(found(source, want({"_id": 1})))
-        await until(lambda: mongos.commands)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        mongos.released.set()
-        await until(lambda: mongos.server.connections == 0)
