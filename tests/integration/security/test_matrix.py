@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from bson import Int64, ObjectId
 
-from tests.harness.clusters import Client, start_cluster
+from tests.harness.clusters import Client, on_real_servers, start_cluster
 from tests.harness.routers import start_router
 from tests.harness.server_settings import ServerSettings
 from tests.integration.security.clients import (
@@ -106,6 +106,8 @@ _CHANGING = frozenset(
 )  # fmt: skip
 """Commands that change the servers, or end connections and sessions."""
 
+pytestmark = on_real_servers("more than a few of the commands")
+
 
 def commands_of(mongos: Client) -> list[tuple[str, dict[str, Any]]]:
     """Return every command of a mongos that changes nothing without arguments, on two databases."""
@@ -125,11 +127,11 @@ _MALFORMED = (9, 40415)
 def servers(key_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """A cluster of its own: so many refusals displace all else from the servers' logs."""
     settings = ServerSettings(noop_interval=1, key_file=key_file)
-    with start_cluster(2, settings=settings) as cluster:
-        if not cluster.real:
-            pytest.skip("the embedded mongos has few of the commands")
-        with start_routers(cluster, key_file, tmp_path_factory.mktemp("matrix")) as started:
-            yield started
+    with (
+        start_cluster(2, settings=settings) as cluster,
+        start_routers(cluster, key_file, tmp_path_factory.mktemp("matrix")) as started,
+    ):
+        yield started
 
 
 @pytest.fixture(scope="module")
