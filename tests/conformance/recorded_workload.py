@@ -63,15 +63,10 @@ class Workload:
 def run_workload(cluster: TestCluster, client: Client) -> Workload:
     """Run the workload through the router that ``client`` is connected to."""
 
-    def start_shard() -> tuple[str, str]:
-        name, host = cluster.start_shard()
-        cluster.shards[name] = host
-        return name, host
-
     shards = list(cluster.shards)[:3]
     setup(client, shards)
     start = next_tick(now(client))
-    workload(client, shards, start_shard, random.Random(1))
+    workload(client, shards, cluster, random.Random(1))
     end = now(client)
     events = {stream: drain(client, stream, start, end).events for stream in _STREAMS}
     return Workload(events, _tokens(events))

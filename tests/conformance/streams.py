@@ -6,7 +6,6 @@ from typing import Any, Self
 
 from bson import Int64, Timestamp
 from bson.codec_options import CodecOptions
-from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
 from shard_client.bson.resume_token import cluster_time_of
@@ -37,7 +36,6 @@ class Stream:
         options: the options of ``$changeStream``.
         stages: the stages after ``$changeStream``.
         cursor: the command's ``cursor``.
-        session: the session that owns the cursor; None starts a new one.
         codec: how replies are decoded.
         fields: further fields of the aggregate command.
     """
@@ -51,13 +49,12 @@ class Stream:
         stages: list[Mapping[str, Any]] | None = None,
         *,
         cursor: Mapping[str, Any] | None = None,
-        session: ClientSession | None = None,
         codec: CodecOptions[Any] | None = None,
         **fields: Any,
     ) -> None:
         self.client = client
         self.database = database
-        self.session = session or client.start_session()
+        self.session = client.start_session()
         self._codec = codec
         self.collection = target if isinstance(target, str) else "$cmd.aggregate"
         self.events: list[Event] = []

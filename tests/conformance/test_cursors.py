@@ -100,21 +100,6 @@ def test_a_batch_ends_with_the_last_event_s_token_or_a_high_water_mark(
             assert (len(again.events), again.pbrt) == (count, again.events[-1]["_id"])
 
 
-def test_the_token_advances_without_events(client: Client, db: Data) -> None:
-    nothing = [{"$match": {"operationType": "nothing"}}]
-    with Stream(client, db.name, "a", {}, nothing) as stream:
-        start = stream.pbrt
-        db.a.insert_many([{} for _ in range(200)])
-        end = now(client)
-        stream.past(end)
-        assert stream.events == []
-        assert stream.pbrt["_data"] > start["_data"]
-        pbrt = stream.pbrt
-    db.a.insert_one({"_id": "after"})
-    with Stream(client, db.name, "a", {"resumeAfter": pbrt}) as stream:
-        assert [event["documentKey"] for event in stream.read(1)] == [{"_id": "after"}]
-
-
 async def test_a_get_more_must_use_the_cursor_s_session_or_none(router: RouterProcess) -> None:
     lsid = {"id": Binary(b"s" * 16, 4)}
     async with await RawClient.connect(router.port) as gone:

@@ -67,27 +67,6 @@ def test_resuming_after_every_token_gives_the_rest(client: Client, sharded: Docu
         assert untimed(rest(client, name, {"resumeAfter": pbrt}, len(expected))) == expected
 
 
-def test_a_token_resumes_on_another_router_and_on_mongos(
-    client: Client, cluster: TestCluster, sharded: Documents
-) -> None:
-    events, pbrts = history(client, sharded)
-    name = sharded.database.name
-    with start_router(cluster.configdb) as router, Client(router.uri) as other:
-        assert (
-            untimed(rest(other, name, {"resumeAfter": events[4]["_id"]}, len(events) - 5))
-            == events[5:]
-        )
-        assert untimed(rest(other, name, {"resumeAfter": pbrts[0]}, len(events))) == events
-    if cluster.real:
-        with Client(cluster.mongos_uri) as mongos:
-            resume = {"resumeAfter": events[4]["_id"]}
-            assert untimed(rest(mongos, name, resume, len(events) - 5)) == events[5:]
-            with Stream(mongos, name, 1, {"resumeAfter": pbrts[0]}) as stream:
-                theirs = stream.read(3, batchSize=1)
-        resume = {"resumeAfter": theirs[2]["_id"]}
-        assert untimed(rest(client, name, resume, len(events) - 3)) == events[3:]
-
-
 def test_a_token_of_a_stream_with_fragments_resumes_one_without(
     cluster: TestCluster, client: Client, db: Data
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 HERE = ("127.0.0.1", "localhost")
@@ -72,7 +72,6 @@ class Authority:
         days: float = 60,
         password: str | None = None,
         file: Path | None = None,
-        of_rsa: bool = False,
     ) -> Path:
         """Return a new file with a certificate and its key, readable for the owner alone.
 
@@ -83,14 +82,9 @@ class Authority:
             days: days until it expires; negative if it has expired.
             password: encrypts the key.
             file: the file to replace, instead of a new one.
-            of_rsa: whether the key is one of RSA, instead of an elliptic curve's.
         """
         now = datetime.now(UTC)
-        key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
-        if of_rsa:
-            key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        else:
-            key = ec.generate_private_key(ec.SECP256R1())
+        key = ec.generate_private_key(ec.SECP256R1())
         parts = [x509.NameAttribute(_OIDS[short], value) for short, value in subject]
         alternatives = [_general_name(host) for host in hosts]
         builder = (

@@ -80,13 +80,7 @@ class RawClient:
 
     async def receive(self) -> Reply:
         """Return the next reply; raise EOFError if the server has closed the connection."""
-        async with asyncio.timeout(PATIENCE):
-            try:
-                header = await self.reader.readexactly(16)
-                length, request_id, response_to, op_code = _HEADER.unpack(header)
-                body = await self.reader.readexactly(length - 16)
-            except (asyncio.IncompleteReadError, ConnectionError) as error:
-                raise EOFError("the server closed the connection") from error
+        (_, request_id, response_to, op_code), body = await self._receive_frame(PATIENCE)
         compressed = op_code == _OP_COMPRESSED
         if compressed:
             op_code, _size, compressor = struct.unpack_from("<iiB", body)
@@ -108,13 +102,16 @@ class RawClient:
             seconds: the timeout.
             options: codec options, which select the document class such as RawBSONDocument.
         """
+        _, body = await self._receive_frame(seconds)
+        return bson.decode(body[5:], options)
+
+    async def _receive_frame(self, seconds: float) -> tuple[tuple[int, ...], bytes]:
         async with asyncio.timeout(seconds):
             try:
-                length = _HEADER.unpack(await self.reader.readexactly(16))[0]
-                body = await self.reader.readexactly(length - 16)
+                header = _HEADER.unpack(await self.reader.readexactly(16))
+                return header, await self.reader.readexactly(header[0] - 16)
             except (asyncio.IncompleteReadError, ConnectionError) as error:
                 raise EOFError("the server closed the connection") from error
-        return bson.decode(body[5:], options)
 
     async def command(self, database: str, command: dict[str, Any], **how: Any) -> Reply:
         """Send a command and return its reply, which must respond to it."""

@@ -127,7 +127,10 @@ def test_a_documented_command_works(
         elif case.kind == "pipes":
             until_printed(process, router, "written")
         else:
-            {"serves": until_ready, "follows": until_followed}[case.kind](process, router)
+            if case.kind == "serves":
+                until_ready(process)
+            else:
+                until_printed(process, router, "insert")
             process.send_signal(signal.SIGTERM)
             assert process.wait(_SECONDS) == 0
     finally:
@@ -147,7 +150,7 @@ def with_program(name: str, folder: Path) -> None:
     program.chmod(0o700)
 
 
-def until_ready(process: subprocess.Popen[str], _router: RouterProcess) -> None:
+def until_ready(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
@@ -155,10 +158,6 @@ def until_ready(process: subprocess.Popen[str], _router: RouterProcess) -> None:
         if "Waiting for connections" in line:
             return
     raise AssertionError("".join(lines))
-
-
-def until_followed(process: subprocess.Popen[str], router: RouterProcess) -> None:
-    until_printed(process, router, "insert")
 
 
 def until_printed(process: subprocess.Popen[str], router: RouterProcess, text: str) -> None:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,31 +70,27 @@ def test_an_unreachable_cluster_is_a_retriable_error_until_it_starts(cluster: Te
         )
 
 
-@pytest.fixture
-def settings_of(tmp_path: Path) -> Callable[..., JobSettings]:
-    def settings(uri: str, **more: str) -> JobSettings:
-        return JobSettings.model_validate({"out": str(tmp_path), "uri": uri, **more})
-
-    return settings
+def settings_of(folder: Path, uri: str, **more: str) -> JobSettings:
+    return JobSettings.model_validate({"out": str(folder), "uri": uri, **more})
 
 
-def test_a_router_runs_for_the_block(
-    cluster: TestCluster, settings_of: Callable[..., JobSettings]
-) -> None:
+def test_a_router_runs_for_the_block(cluster: TestCluster, tmp_path: Path) -> None:
     uri = f"mongodb://127.0.0.1:{free_port()}/"
     upstream = cluster.mongos_uri.rstrip("/")
-    with router_beside(settings_of(uri, configdb=cluster.configdb, upstream=upstream)):
+    with router_beside(settings_of(tmp_path, uri, configdb=cluster.configdb, upstream=upstream)):
         require_cluster({"uri": uri})
-        with router_beside(settings_of(uri, configdb="cfg/127.0.0.1:1")):
+        with router_beside(settings_of(tmp_path, uri, configdb="cfg/127.0.0.1:1")):
             require_cluster({"uri": uri})
         require_cluster({"uri": uri})
     with pytest.raises(SourceError, match="cannot be reached"):
         require_cluster({"uri": uri})
 
 
-def test_it_is_for_this_machine(settings_of: Callable[..., JobSettings]) -> None:
+def test_it_is_for_this_machine(tmp_path: Path) -> None:
     with (
         pytest.raises(OptionError, match=r"--uri must name one port of 127\.0\.0\.1"),
-        router_beside(settings_of("mongodb://127.0.0.1:1,127.0.0.1:2", configdb="cfg/h:1")),
+        router_beside(
+            settings_of(tmp_path, "mongodb://127.0.0.1:1,127.0.0.1:2", configdb="cfg/h:1")
+        ),
     ):
         pass

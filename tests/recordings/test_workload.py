@@ -12,6 +12,7 @@ import bson
 import pytest
 from bson import Timestamp
 
+from tests.conformance.streams import next_tick, now
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.embedded_process import EmbeddedProcess
 from tests.harness.routers import start_router
@@ -57,28 +58,18 @@ class Run:
 def run_workload(cluster: TestCluster, client: Client, *, watched: bool = False) -> Run:
     """Run the workload by ``client``, with ``watched`` while a watcher reads from its server."""
 
-    def add_shard() -> tuple[str, str]:
-        name, host = cluster.start_shard()
-        cluster.shards[name] = host
-        return name, host
-
-    def now() -> Timestamp:
-        time: Timestamp = client.admin.command("ping")["$clusterTime"]["clusterTime"]
-        return time
-
     shards = list(cluster.shards)
     setup(client, shards)
-    begun = now()
-    start = Timestamp(begun.time, begun.inc + 1)
+    start = next_tick(now(client))
     live: list[Event] = []
     watcher = threading.Thread(target=_watch, args=(client, start, live), daemon=True)
     if watched:
         watcher.start()
-    workload(client, shards, add_shard, random.Random(1))
+    workload(client, shards, cluster, random.Random(1))
     if watched:
         watcher.join(PATIENCE)
         assert not watcher.is_alive(), len(live)
-    return Run(start, now(), live)
+    return Run(start, now(client), live)
 
 
 def _watch(client: Client, start: Timestamp, live: list[Event]) -> None:

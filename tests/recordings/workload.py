@@ -21,8 +21,8 @@ def setup(m, shard_ids):
     m.rec.create_collection("img", changeStreamPreAndPostImages={"enabled": True})
 
 
-def workload(m, shard_ids, add_shard, rnd):
-    """Run the operations; ``add_shard()`` starts a fourth shard, returns ``(id, host_string)``."""
+def workload(m, shard_ids, cluster, rnd):
+    """Run the operations; a fourth shard of ``cluster`` is started and added meanwhile."""
     o = m.rec.orders
     regions = [r + str(rnd.randrange(9)) for r in "abcdefghijklmnopqrstuvwxyz"]
     ids = []
@@ -90,7 +90,8 @@ def workload(m, shard_ids, add_shard, rnd):
     for k in range(40):
         o.insert_one({"_id": 7000 + k, "region": rnd.choice(regions), "after": "move"})
     # a new shard, then data on it
-    sid, host = add_shard()
+    sid, host = cluster.start_shard()
+    cluster.shards[sid] = host
     m.admin.command("addShard", host, name=sid)
     m.admin.command("moveChunk", "rec.orders", find={"region": "zz", "_id": 1}, to=sid)
     for k in range(40):

@@ -9,12 +9,9 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from spark_sink.cli import job
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.job_query import JobQuery
-from spark_sink.options.scope import namespace_options
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.verification.verify_job import verify_job
 from tests.spark.conftest import Shop
+from tests.spark.jobs import NO_DIFFERENCE, differences, run_job
 
 # One cluster, one Spark, which takes minutes to start on a busy machine.
 pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(900)]
@@ -24,29 +21,20 @@ def test_a_job_processes_signals_and_writes_notifications(
     spark: SparkSession, shop: Shop, tmp_path: Path
 ) -> None:
     shop.insert(20)
-    where = JobFolder(str(tmp_path))
-    names = (shop.database,)
     now = shop.now()
     begin = {"snapshotMode": "no_data", "startAtOperationTime": f"{now.time},{now.inc + 1}"}
-    chosen = {**namespace_options(names), **begin}
-    record = JobRecord(names, chosen)
-    where.begin(record)
-
-    def run() -> None:
-        started = JobQuery(where, record, shop.uri).start(spark, None)
-        started.awaitTermination()
 
     def send(*arguments: str) -> str:
         done = CliRunner().invoke(job, ["signal", *arguments, "--out", str(tmp_path)])
         assert done.exit_code == 0, done.output
         return done.output.strip()
 
-    run()
+    run_job(spark, shop, tmp_path, options=begin)
     wanted = f"{shop.database}.orders"
     first = send("execute-snapshot", wanted, "--filter", f'{wanted}={{"customer": {{"$lt": 5}}}}')
     assert send("execute-snapshot", "nothing", "--id", "n") == "n"
     shop.orders.delete_one({"_id": 1, "customer": 1})
-    run()
+    run_job(spark, shop, tmp_path, options=begin)
     table = CurrentTable.existing(str(tmp_path / "current")).log.read(spark)
     numbers = sorted(json.loads(row.fullDocument)["_id"] for row in table.collect())
     assert numbers == [0, 2, 3, 4, 10, 11, 12, 13, 14]
@@ -63,8 +51,5 @@ def test_a_job_processes_signals_and_writes_notifications(
         ("n", incremental, "ABORTED"),
     }  # fmt: skip
     send("execute-snapshot", wanted, "--type", "blocking")
-    run()
-    outcomes = verify_job(spark, where, shop.uri, shown=100)
-    assert {name: (each.count, each.remark) for name, each in outcomes.items()} == {
-        "bronze": (0, ""), "current": (0, ""), "notifications": (0, ""), "quarantine": (0, ""),
-    }  # fmt: skip
+    run_job(spark, shop, tmp_path, options=begin)
+    assert differences(spark, shop, tmp_path) == NO_DIFFERENCE

@@ -4,19 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
-
 from tests.conformance.streams import Stream, kinds
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, on_real_servers
 from tests.integration.lookups.both import Data, documents, since, tick
 
-pytestmark = pytest.mark.usefixtures("real_only")
-
-
-@pytest.fixture
-def real_only(cluster: TestCluster) -> None:
-    if not cluster.real:
-        pytest.skip("embedded servers have no failpoints")
+pytestmark = on_real_servers("failpoints")
 
 
 @contextmanager

@@ -7,17 +7,13 @@ from typing import Any
 import pytest
 from pymongo.errors import OperationFailure
 
-from tests.harness.clusters import Client, TestCluster
+from tests.harness.clusters import Client, on_real_servers
 from tests.integration.security.clients import Servers, client, stream
 
 AUDITED, UNKNOWN = "audited", "unaudited"
 OPTIONS, FAILED, SUCCEEDED, DENIED = 21951, 20249, 20250, 20436
 
-
-@pytest.fixture(autouse=True)
-def _real_servers(secured: TestCluster) -> None:
-    if not secured.real:
-        pytest.skip("the embedded servers keep no log for getLog")
+pytestmark = on_real_servers("log for getLog")
 
 
 def lines(address: str, *numbers: int) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Each user with each command: the router's answers are mongos's, in 18,000 cells."""
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,12 +7,19 @@ from typing import Any
 
 import pytest
 from bson import Int64, ObjectId
-from pymongo.errors import OperationFailure, PyMongoError
 
-from tests.harness.clusters import Client, start_cluster
+from tests.harness.clusters import Client, on_real_servers, start_cluster
 from tests.harness.routers import start_router
 from tests.harness.server_settings import ServerSettings
-from tests.integration.security.clients import STREAM, USERS, Servers, client, start_routers, stream
+from tests.integration.security.clients import (
+    STREAM,
+    USERS,
+    Servers,
+    answer,
+    client,
+    start_routers,
+    stream,
+)
 
 ROLES: dict[str, list[Any]] = {
     "own_any_action": [{"resource": {"anyResource": True}, "actions": ["anyAction"]}],
@@ -100,25 +106,14 @@ _CHANGING = frozenset(
 )  # fmt: skip
 """Commands that change the servers, or end connections and sessions."""
 
+pytestmark = on_real_servers("more than a few of the commands")
+
 
 def commands_of(mongos: Client) -> list[tuple[str, dict[str, Any]]]:
     """Return every command of a mongos that changes nothing without arguments, on two databases."""
     listed = mongos.admin.command("listCommands")["commands"].keys() - _CHANGING
     names = sorted(name for name in listed if not name.startswith(("_", "test")))
     return [(database, {name: 1}) for name in names for database in ("admin", "db")] + SPECIAL
-
-
-def outcome(connected: Client, database: str, command: dict[str, Any]) -> Any:
-    """Return the code and the message of a command's answer, without what differs each time."""
-    try:
-        connected[database].command(dict(command))
-    except OperationFailure as error:
-        message = str((error.details or {}).get("errmsg"))
-        message = re.sub(r",? ?(lsid|\$clusterTime|\$db): .*", "", message)
-        return error.code, re.sub(r"\d{9,}|:\d{4,5}|[0-9a-f]{24,}", "…", message)
-    except PyMongoError as error:
-        return type(error).__name__
-    return "ok"
 
 
 _UNKNOWN = 59
@@ -132,11 +127,11 @@ _MALFORMED = (9, 40415)
 def servers(key_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """A cluster of its own: so many refusals displace all else from the servers' logs."""
     settings = ServerSettings(noop_interval=1, key_file=key_file)
-    with start_cluster(2, settings=settings) as cluster:
-        if not cluster.real:
-            pytest.skip("the embedded mongos has few of the commands")
-        with start_routers(cluster, key_file, tmp_path_factory.mktemp("matrix")) as started:
-            yield started
+    with (
+        start_cluster(2, settings=settings) as cluster,
+        start_routers(cluster, key_file, tmp_path_factory.mktemp("matrix")) as started,
+    ):
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +170,9 @@ def test_each_command_gets_mongos_s_answer(addresses: dict[str, str], user: str 
         mongos = clients.pop("mongos")
         differences = []
         for database, command in commands:
-            expected = outcome(mongos, database, command)
+            expected = answer(mongos, database, command)
             for name, router in clients.items():
-                answered = outcome(router, database, command)
+                answered = answer(router, database, command)
                 if answered == expected or (name == "alone" and _deliberate(expected, answered)):
                     continue
                 differences.append((name, database, command, expected, answered))

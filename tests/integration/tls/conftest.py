@@ -66,16 +66,23 @@ def reader_file(authority: Authority, cluster: TestCluster) -> Path:
 def router(
     request: pytest.FixtureRequest, cluster: TestCluster, authority: Authority, key_file: Path
 ) -> Iterator[RouterProcess]:
-    """A router that accepts and makes only TLS connections."""
-    with start_router(
-        cluster.configdb,
-        f"mongodb://{cluster.mongos}/",
-        workers=request.param,
-        admin_port=0,
-        keyFile=key_file,
-        **authority.router_flags(authority.issue("router")),
-    ) as started:
+    with tls_router(cluster, authority, key_file, workers=request.param, admin_port=0) as started:
         yield started
+
+
+def tls_router(
+    cluster: TestCluster,
+    authority: Authority,
+    key_file: Path,
+    certificate: Path | None = None,
+    *,
+    has_upstream: bool = True,
+    **flags: object,
+) -> RouterProcess:
+    """Start a router that accepts and makes only TLS connections, by default with a new one."""
+    flags |= authority.router_flags(certificate or authority.issue("router"))
+    upstream = f"mongodb://{cluster.mongos}/" if has_upstream else None
+    return start_router(cluster.configdb, upstream, keyFile=key_file, **flags)
 
 
 @pytest.fixture(scope="package")

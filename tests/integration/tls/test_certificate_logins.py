@@ -13,7 +13,7 @@ from tests.harness.certificates import Authority
 from tests.harness.clusters import Client, TestCluster, on_real_servers, start_cluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.server_settings import ServerSettings, ServerTls
-from tests.integration.tls.conftest import CLIENTS, SUBJECT
+from tests.integration.tls.conftest import CLIENTS, SUBJECT, tls_router
 
 pytestmark = on_real_servers("logins with certificates")
 
@@ -22,13 +22,9 @@ pytestmark = on_real_servers("logins with certificates")
 def router(
     request: pytest.FixtureRequest, cluster: TestCluster, authority: Authority, key_file: Path
 ) -> Iterator[RouterProcess]:
-    with start_router(
-        cluster.configdb,
-        f"mongodb://{cluster.mongos}/" if request.param else None,
-        keyFile=key_file,
-        set_parameter={"authFailedDelayMs": 0, "userCacheInvalidationIntervalSecs": 1},
-        **authority.router_flags(authority.issue("router")),
-    ) as started:
+    at_once = {"authFailedDelayMs": 0, "userCacheInvalidationIntervalSecs": 1}
+    flags = {"has_upstream": request.param, "set_parameter": at_once}
+    with tls_router(cluster, authority, key_file, **flags) as started:
         yield started
 
 

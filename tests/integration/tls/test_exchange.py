@@ -12,8 +12,9 @@ from pymongo.errors import OperationFailure
 
 from tests.harness.certificates import Authority
 from tests.harness.clusters import Client, TestCluster
-from tests.harness.routers import RouterProcess, start_router
+from tests.harness.routers import RouterProcess
 from tests.harness.until import PATIENCE, wait_for
+from tests.integration.tls.conftest import tls_router
 
 BAD_CONFIGURATION = 140
 
@@ -33,15 +34,8 @@ def router(
     file: Path,
 ) -> Iterator[RouterProcess]:
     authority.issue("first", file=file)
-    with start_router(
-        cluster.configdb,
-        f"mongodb://{cluster.mongos}/",
-        workers=request.param,
-        admin_port=0,
-        keyFile=key_file,
-        tlsAllowConnectionsWithoutCertificates=True,
-        **authority.router_flags(file),
-    ) as started:
+    flags = {"workers": request.param, "tlsAllowConnectionsWithoutCertificates": True}
+    with tls_router(cluster, authority, key_file, file, admin_port=0, **flags) as started:
         yield started
 
 

@@ -17,9 +17,9 @@ import pytest
 from tests.harness.certificates import Authority, only_tls_1_1
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.feed_client import Line, feed, refusal
-from tests.harness.routers import RouterProcess, start_router
+from tests.harness.routers import RouterProcess
 from tests.harness.until import PATIENCE
-from tests.integration.tls.conftest import CLIENTS, SUBJECT
+from tests.integration.tls.conftest import CLIENTS, SUBJECT, tls_router
 
 DOCS = Path(__file__).parents[3] / "docs"
 X509: dict[str, Any] = {"mechanism": "MONGODB-X509"}
@@ -31,16 +31,10 @@ def router(
     request: pytest.FixtureRequest, cluster: TestCluster, authority: Authority, key_file: Path
 ) -> Iterator[RouterProcess]:
     """A router with a feed, which clients may also use without a certificate."""
-    with start_router(
-        cluster.configdb,
-        feed=True,
-        workers=request.param,
-        keyFile=key_file,
-        tlsMode="requireTLS",
-        tlsCertificateKeyFile=authority.issue("router"),
-        tlsCAFile=authority.file,
-        tlsAllowConnectionsWithoutCertificates=True,
-        set_parameter={"authFailedDelayMs": 0, "userCacheInvalidationIntervalSecs": 1},
+    at_once = {"authFailedDelayMs": 0, "userCacheInvalidationIntervalSecs": 1}
+    flags = {"tlsAllowConnectionsWithoutCertificates": True, "set_parameter": at_once}
+    with tls_router(
+        cluster, authority, key_file, has_upstream=False, feed=True, workers=request.param, **flags
     ) as started:
         yield started
 

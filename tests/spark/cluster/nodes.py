@@ -150,12 +150,7 @@ class SparkNodes:
     def kill_worker(self, chance: random.Random) -> None:
         """Kill a worker with its executors, and start it again."""
         name = chance.choice(self._workers)
-        process = self._running[name]
-        process.kill()
-        process.wait(_WAIT)
-        for pid in self._processes(name):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self._kill(name)
         self.start_worker(name)
 
     def kill_executor(self, chance: random.Random) -> bool:
@@ -178,12 +173,17 @@ class SparkNodes:
 
     def close(self) -> None:
         """Kill all processes."""
-        for name, process in self._running.items():
-            process.kill()
-            process.wait(_WAIT)
-            for pid in self._processes(name):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        for name in self._running:
+            self._kill(name)
+
+    def _kill(self, name: str) -> None:
+        """Kill a daemon, and the executors that it has started."""
+        process = self._running[name]
+        process.kill()
+        process.wait(_WAIT)
+        for pid in self._processes(name):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _processes(self, name: str) -> list[int]:
         """Return the processes of executors on a worker, by their folders."""

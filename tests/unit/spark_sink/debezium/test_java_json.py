@@ -129,13 +129,6 @@ def test_types_that_drivers_no_longer_write() -> None:
         assert STRICT.value(DOCUMENT, document) == f'{{"v": {text}}}'
 
 
-def test_the_fields_of_an_update_have_spaces_between_them() -> None:
-    document = bson.encode({"a": 1, "b.c": [1, {"x": Timestamp(1, 2)}]})
-    assert UPDATED.value(DOCUMENT, document) == (
-        '{"a": 1, "b.c": [1, {"x": {"$timestamp": {"t": 1, "i": 2}}}]}'
-    )
-
-
 @given(documents)
 def test_documents_are_what_pymongo_writes_but_for_spaces_and_numbers(document: Any) -> None:
     data = bson.encode({**MONGO_VALUES, "more": document})
