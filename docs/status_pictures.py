@@ -5,6 +5,7 @@ works, then while the idle shard does not answer.
 """
 
 import asyncio
+import base64
 import subprocess
 import sys
 import tempfile
@@ -111,7 +112,8 @@ async def _take(page: Page, scene: str) -> None:
     for name, scheme, width, height in _PICTURES[scene]:
         await page.prefer(scheme)
         await page.resize(width, height)
-        (_FOLDER / f"{name}.webp").write_bytes(await page.screenshot())
+        picture = await page.send("Page.captureScreenshot", format="webp", quality=85)
+        (_FOLDER / f"{name}.webp").write_bytes(base64.b64decode(picture["data"]))
 
 
 async def _scenes(router: RouterProcess, cluster: Any, idle: str) -> None:
