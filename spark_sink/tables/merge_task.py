@@ -204,8 +204,8 @@ class _Merging:
             fits = pc.is_null(folded["problem"])
             problems = folded.filter(pc.invert(fits))
             for place, token in rows_in(problems.select(["place", "token"])):
-                names = place.split("\0")
-                self._lost += [LostDocument(*names, token)] if names[2] else []
+                database, collection, key = place.split("\0")
+                self._lost += [LostDocument(database, collection, key, token)] if key else []
             self._quarantine(problems)
             new = pa.concat_tables([new, self._formed_rows(folded.filter(fits), changes)])
         self._added += Checksum.of(new) - Checksum.of(base)
