@@ -51,13 +51,6 @@ class SnapshotRequest:
     plan: SnapshotPlan | None = None
     aborted: bool = False
 
-    @classmethod
-    def initial(
-        cls, time: Timestamp, plan: SnapshotPlan | None = None, patterns: tuple[str, ...] = ()
-    ) -> SnapshotRequest:
-        """Return the request of the initial snapshot, at a cluster time."""
-        return cls(f"initial-{time.time}-{time.inc}", "initial", CollectionPatterns(patterns), plan)
-
     @property
     def blocks_stream(self) -> bool:
         """Whether the stream waits for the snapshot."""
