@@ -150,11 +150,6 @@ class SnapshotQueue:
         return {(database, name): self.required_at for database, _, name in names}
 
     @property
-    def blocks_stream(self) -> bool:
-        """Whether the stream waits for a blocking snapshot."""
-        return any(request.blocks_stream for request in self.requests)
-
-    @property
     def characters(self) -> int:
         """The characters of the names and filters of all requests."""
         return sum(request.selection.characters for request in self.requests)
