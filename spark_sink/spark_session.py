@@ -141,10 +141,7 @@ def _without_log() -> str:
 
 def _session(app_name: str, configuration: Mapping[str, str]) -> SparkSession:
     """Return the session with the source, and with PARQUET_SETTINGS unless they are configured."""
-    builder = SparkSession.builder.appName(app_name)
-    for name, value in configuration.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    spark = SparkSession.builder.appName(app_name).config(map=dict(configuration)).getOrCreate()
     for name, value in PARQUET_SETTINGS.items():
         # The builder would warn that these are not properties of Spark.
         if name not in configuration:

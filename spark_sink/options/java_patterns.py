@@ -42,7 +42,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
     translated = translation(pattern)
     try:
         return re.compile(translated, re.IGNORECASE | re.ASCII)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
@@ -86,4 +86,5 @@ def translation(pattern: str) -> str:
         within = kind == "open" or (within and kind != "close")
         return text
 
-    return _PIECE.sub(translated, pattern)
+    text = _PIECE.sub(translated, pattern)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16")  # Java's pairs of surrogates

@@ -113,10 +113,7 @@ class Scope:
 
 
 def _whole(patterns: tuple[str, ...]) -> str:
-    """Return the pattern of names that one of the patterns matches as a whole.
-
-    A dollar sign alone also matches before a line's end.
-    """
+    """Return the pattern of whole names, line feeds included, that one of the patterns matches."""
     return f"^(?:{'|'.join(f'(?:{translation(pattern)})' for pattern in patterns)})$(?!\\n)"
 
 

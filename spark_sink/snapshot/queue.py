@@ -51,13 +51,6 @@ class SnapshotRequest:
     plan: SnapshotPlan | None = None
     aborted: bool = False
 
-    @classmethod
-    def initial(
-        cls, time: Timestamp, plan: SnapshotPlan | None = None, patterns: tuple[str, ...] = ()
-    ) -> SnapshotRequest:
-        """Return the request of the initial snapshot, at a cluster time."""
-        return cls(f"initial-{time.time}-{time.inc}", "initial", CollectionPatterns(patterns), plan)
-
     @property
     def blocks_stream(self) -> bool:
         """Whether the stream waits for the snapshot."""
@@ -155,11 +148,6 @@ class SnapshotQueue:
         missing = [each for each in selections if isinstance(each, MissingDocuments)]
         names = (name.partition(".") for each in missing for name in each.documents)
         return {(database, name): self.required_at for database, _, name in names}
-
-    @property
-    def blocks_stream(self) -> bool:
-        """Whether the stream waits for a blocking snapshot."""
-        return any(request.blocks_stream for request in self.requests)
 
     @property
     def characters(self) -> int:

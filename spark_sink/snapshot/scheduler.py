@@ -83,8 +83,8 @@ class SnapshotScheduler:
 
         `at` is a cluster time at or after all finished writes. Raises PyMongoError.
         """
-        request = SnapshotRequest.initial(at, None, self._collections)
-        request = replace(request, id=queue.free_id(request.id))
+        name = queue.free_id(f"initial-{at.time}-{at.inc}")
+        request = SnapshotRequest(name, "initial", CollectionPatterns(self._collections))
         queue = replace(queue, requests=(request, *queue.requests))
         return self._begun(queue, request, at)
 

@@ -63,10 +63,9 @@ class DocumentFilter:
         return matches_any((self.collections,), namespace)
 
     @property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Any:
         """The filter for `find`."""
-        document: dict[str, Any] = value_of(self.filter)
-        return document
+        return value_of(self.filter)
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def _pattern(entry: Any) -> str:
     pattern = text.strip().replace('"', "")  # Debezium quotes names with dots
     try:
         compiled(pattern)
-    except (ValueError, OverflowError, RecursionError) as error:
+    except ValueError as error:
         raise SignalError(str(error)) from None
     return pattern
 

@@ -243,7 +243,7 @@ class BatchPlanner:
     ) -> EventRange:
         """Return the events of the batch after a position: none beside a blocking snapshot."""
         planner, receiver = self.event_planner, self.signal_receiver
-        if queue.blocks_stream:
+        if queue.running is not None and queue.running.blocks_stream:
             planner.close()
             return EventRange(position, position, 0)
         events = planner.next_batch(position, max_events, advances=queue.batch.has_output)

@@ -136,7 +136,7 @@ class EventStream:
         """Return the events of the next reply; none if the server had none."""
         before = self._token
         while True:
-            events, alive = self._retries.run(self._asked, self._failed)
+            events, alive = self._retries.run(self._asked)
             if events or alive:
                 if self._retries.reset() or events or self._token != before:
                     self._moved_at = self.clock()
@@ -146,13 +146,14 @@ class EventStream:
 
     def _asked(self) -> tuple[list[bytes], bool]:
         """Return the events of one reply, and whether the server may still return events."""
-        if self._stream is None:
-            self._stream = self._watch(self._reached or self._start)
-        return self._stream.try_reply(self.max_await), self._stream.alive
-
-    def _failed(self, error: PyMongoError) -> None:
-        self.close()
-        if not is_transient(error):
+        try:
+            if self._stream is None:
+                self._stream = self._watch(self._reached or self._start)
+            return self._stream.try_reply(self.max_await), self._stream.alive
+        except PyMongoError as error:
+            self.close()
+            if is_transient(error):
+                raise
             raise stream_refused(error) from None
 
 

@@ -54,20 +54,15 @@ class Retries:
         self._since, self._attempts, self._restarts = None, 0, 0
         return failed
 
-    def run(
-        self, call: Callable[[], _Result], failed: Callable[[PyMongoError], None] | None = None
-    ) -> _Result:
+    def run(self, call: Callable[[], _Result]) -> _Result:
         """Return the result of a call to the server, repeated after transient errors.
 
-        `failed` is called after each error. Raises StreamError when the retries are exhausted, and
-        other errors immediately.
+        Raises StreamError when the retries are exhausted, and other errors immediately.
         """
         while True:
             try:
                 return call()
             except PyMongoError as error:
-                if failed is not None:
-                    failed(error)
                 if not is_transient(error):
                     raise
                 self.wait(error)

@@ -238,6 +238,11 @@ class Fold:
                 rows, size = [], 0
         yield pa.Table.from_batches([batch_of(rows, _FOLDED)])
 
+    def of(self, keyed: pa.Table) -> pa.Table:
+        """Return the same of a table; most events need no row of Python (`whole_documents`)."""
+        whole, others = whole_documents(keyed)
+        return pa.concat_tables([whole, *self(others.to_batches())]) if others.num_rows else whole
+
     def moved(self, rows: pa.Table) -> pa.Table:
         """Return rows of FOLDED: those that a rename has moved have its token.
 

@@ -24,7 +24,7 @@ from spark_sink.rows.arrow_types import arrow_schema, filtered, rows_in
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.unread import LostDocument
-from spark_sink.tables.fold import TABLE, Fold, described, whole_documents, without_superseded
+from spark_sink.tables.fold import TABLE, Fold, described, without_superseded
 from spark_sink.tables.key_ranges import Merge
 from spark_sink.tables.keyed_rows import kinds_of, order_of, sorted_rows
 from spark_sink.tables.parquet_parts import BATCH, FILE_BYTES, PartFile, Parts, numbered
@@ -113,8 +113,7 @@ class MergeTask:
         for rows, places in self._unordered(formed):
             if not len(places):
                 continue
-            ascending = pc.all(pc.less(places[:-1], places[1:])).as_py()
-            if (not ascending and len(places) > 1) or not pc.less(before, places[0]).as_py():
+            if not _is_ascending(places) or not pc.less(before, places[0]).as_py():
                 raise _UnsortedError
             before = places[-1]
             yield rows, places
@@ -197,20 +196,17 @@ class _Merging:
         columns = [places.filter(changed), base[token], base[key], kinds_of(base), base[document]]
         rows = pa.table(columns, schema=changes.schema)
         keyed = sorted_rows(pa.concat_tables([rows, changes])) if base.num_rows else changes
-        whole, others = whole_documents(keyed)
-        new = self._formed_rows(whole, changes)
-        if others.num_rows:
-            folded = pa.concat_tables(self._task.fold(others.to_batches()))
-            fits = pc.is_null(folded["problem"])
-            problems = folded.filter(pc.invert(fits))
-            for place, token in rows_in(problems.select(["place", "token"])):
-                names = place.split("\0")
-                self._lost += [LostDocument(*names, token)] if names[2] else []
-            self._quarantine(problems)
-            new = pa.concat_tables([new, self._formed_rows(folded.filter(fits), changes)])
+        folded = self._task.fold.of(keyed)
+        fits = pc.is_null(folded["problem"])
+        new = self._formed_rows(filtered(folded, fits), changes)
+        problems = folded.filter(pc.invert(fits))
+        for place, token in rows_in(problems.select(["place", "token"])):
+            database, collection, key = place.split("\0")
+            self._lost += [LostDocument(database, collection, key, token)] if key else []
+        self._quarantine(problems)
         self._added += Checksum.of(new) - Checksum.of(base)
         kept = group.filter(pc.invert(changed))
-        if kept.num_rows or others.num_rows:  # each table is in order, but not all together
+        if kept.num_rows or not _is_ascending(folded["place"]):
             new = pa.concat_tables([kept, new])
             new = new.take(pc.sort_indices(form.places_of(new))).combine_chunks()
         self._table.add(new)
@@ -241,6 +237,10 @@ def _between(places: Any, lower: str, upper: str | None) -> Any:
     """Return which places are at or above a lower and below an upper one."""
     above = pc.greater_equal(places, lower)
     return above if upper is None else pc.and_(above, pc.less(places, upper))
+
+
+def _is_ascending(places: Any) -> bool:
+    return len(places) < 2 or bool(pc.all(pc.less(places[:-1], places[1:])).as_py())
 
 
 def _count_through(places: pa.Array, last: str) -> int:

@@ -204,49 +204,44 @@ class Parts:
         path = "/".join([*folders, f"part-{uuid.uuid4().hex}.parquet"])
         self._paths.append(path)
         stream = self._folder.create(path)
-        return _Part(path, values, stream, self._stored, self._form, summed=self._summed)
+        return _Part(path, values, stream, self._stored, self._form, self._summed)
 
     def _end(self, partitions: Sequence[_Partition]) -> None:
         for partition in partitions:
             self._done.append(self._open.pop(partition).close(self._statistics_columns))
 
 
+@dataclass
 class _Part:
     """A file that is being written."""
 
-    def __init__(
-        self,
-        path: str,
-        values: dict[str, str | None],
-        stream: pa.NativeFile,
-        schema: pa.Schema,
-        form: dict[str, Any],
-        *,
-        summed: bool,
-    ) -> None:
-        self._path = path
-        self._values = values
-        self._schema = schema
-        self._summed, self._checksum = summed, NO_ROWS
-        self._written: list[pq.FileMetaData] = []
-        self._stream = stream
-        self._writer = pq.ParquetWriter(stream, schema, metadata_collector=self._written, **form)
+    path: str
+    values: dict[str, str | None]
+    stream: pa.NativeFile
+    schema: pa.Schema
+    form: dict[str, Any]
+    summed: bool
+
+    def __post_init__(self) -> None:
+        self._checksum, self._written = NO_ROWS, list[pq.FileMetaData]()
+        written = {"metadata_collector": self._written}
+        self._writer = pq.ParquetWriter(self.stream, self.schema, **written, **self.form)
 
     @property
     def size(self) -> int:
         """The bytes written so far."""
-        return int(self._stream.tell())
+        return int(self.stream.tell())
 
     def write(self, rows: pa.Table, group_rows: int) -> None:
         """Write rows of the table, `group_rows` of them in each row group."""
-        if self._summed:
+        if self.summed:
             self._checksum += Checksum.of(rows)
-        self._writer.write_table(rows.select(self._schema.names), group_rows)
+        self._writer.write_table(rows.select(self.schema.names), group_rows)
 
     def give_up(self) -> None:
         """Close the file, whose contents do not matter."""
         self._writer.is_open = False  # otherwise its destructor tries again, and prints the failure
-        for opened in (self._writer.writer, self._stream):
+        for opened in (self._writer.writer, self.stream):
             with suppress(OSError, RuntimeError):
                 opened.close()
 
@@ -254,10 +249,10 @@ class _Part:
         """Complete the file, and return it, with statistics of these columns."""
         self._writer.close()
         size = self.size
-        self._stream.close()
+        self.stream.close()
         stats = statistics(self._written[0], statistics_columns)
         now = int(time.time() * 1000)
-        return PartFile(self._path, size, self._values, now, stats, self._checksum)
+        return PartFile(self.path, size, self.values, now, stats, self._checksum)
 
 
 def numbered(rows: pa.Table, batch: int) -> pa.Table:

@@ -145,7 +145,7 @@ def test_a_plan_is_restored_from_an_offset_and_ends_after_all_collections(shop: 
     plan: SnapshotPlan | None = planning.begin(router.present())
     found, tasks = [], 0
     while plan is not None and not (plan := planning.next_batch(plan)).ended:
-        request = SnapshotRequest.initial(plan.snapshot_time, plan)
+        request = SnapshotRequest("i", "initial", plan=plan)
         written = Offset(plan.handover, snapshots=SnapshotQueue(requests=(request,))).document
         plan = Offset.of(json.loads(json.dumps(written))).snapshots.initial_plan
         assert plan is not None

@@ -144,7 +144,7 @@ def test_a_scope_that_changes_twice_at_one_time_gains_twice() -> None:
 def test_what_a_scope_gains_during_a_snapshot_is_read_later() -> None:
     job, plan = Gaining(["b", "old"]), SnapshotPlan(TIME, end=Mark("shop.c"))  # b was passed
     signal = SnapshotRequest("s", "incremental", plan=plan)
-    mode = SnapshotRequest.initial(TIME, plan)
+    mode = SnapshotRequest("i", "initial", plan=plan)
     cases = (OLD, signal, [["old"], ["b"]]), (Scope("shop"), mode, [None, ["b", "old"]])
     for scope, request, expected in cases:
         start = Offset(AtTime(TIME), scope, snapshots=SnapshotQueue(requests=(request,)))

@@ -156,7 +156,7 @@ def test_a_drive_without_locks_is_no_reason_to_fail(
 def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
     record = JobRecord(("shop.orders",))
     time = Timestamp(5, 1)
-    request = SnapshotRequest.initial(time, SnapshotPlan(time))
+    request = SnapshotRequest("i", "initial", plan=SnapshotPlan(time))
     running = to_document(SnapshotQueue(requests=(request,)))
     fake_job(tmp_path / "a", snapshots=running).begin(record, once=True)
     ended = to_document(SnapshotQueue(batch=BatchPart(ending=request)))

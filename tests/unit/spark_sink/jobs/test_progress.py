@@ -114,7 +114,9 @@ def test_the_end_of_a_snapshot_alone_promises_nothing(capsys: pytest.CaptureFixt
     end = Offset.of(json.loads(offset_at(0)))
     unfinished = replace(
         end,
-        snapshots=SnapshotQueue(requests=(SnapshotRequest.initial(TIME, SnapshotPlan(TIME)),)),
+        snapshots=SnapshotQueue(
+            requests=(SnapshotRequest("i", "initial", plan=SnapshotPlan(TIME)),)
+        ),
     )
     for offset in (unfinished, end):
         report.end(LoggedBatch(3, offset.document, None))
@@ -187,7 +189,7 @@ def test_the_board_asks_for_metrics_that_exist() -> None:
 def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
     done = Progress(3, 1, 12)
     signals = SnapshotQueue(
-        requests=(SnapshotRequest.initial(TIME, SnapshotPlan(TIME, progress=done)),)
+        requests=(SnapshotRequest("i", "initial", plan=SnapshotPlan(TIME, progress=done)),)
     )
     running = query_progress(progress(0, snapshots=to_document(signals)), THROUGH)
     at_end = to_document(SnapshotQueue(batch=BatchPart(ending=signals.requests[0])))
@@ -200,7 +202,7 @@ def test_the_part_of_a_snapshot_that_is_done_is_a_metric() -> None:
     query, metrics = Query(), JobMetrics()
     report = ProgressReport((metrics.add,), lambda: THROUGH)
     plan = SnapshotPlan(TIME, end=Mark("items"), progress=Progress(2, 1, share=0.5))
-    running = SnapshotQueue(requests=(SnapshotRequest.initial(TIME, plan),))
+    running = SnapshotQueue(requests=(SnapshotRequest("i", "initial", plan=plan),))
     for each, ratio in ((progress(0, snapshots=to_document(running)), 0.75), (progress(1), 1)):
         query.recentProgress.append(each)
         report(query)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ TIME = Timestamp(5, 1)
 ABORTED = SnapshotRequest(
     "again-4-1", "incremental", MissingDocuments((), {"shop.items": ("1",)}), aborted=True
 )
-IN_SNAPSHOT = SnapshotQueue(requests=(SnapshotRequest.initial(TIME, SnapshotPlan(TIME)),))
+IN_SNAPSHOT = SnapshotQueue(requests=(SnapshotRequest("i", "initial", plan=SnapshotPlan(TIME)),))
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from spark_sink.options.snapshot_options import (
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.snapshot.queue import BatchPart, SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.selections import CollectionPatterns
 from spark_sink.source.batch_planner import BatchPlanner, QueryOutput
 from spark_sink.source.offsets import Offset
 from spark_sink.source.snapshot_tasks import tasks_of_queue
@@ -129,7 +130,7 @@ def test_a_missing_custom_mode_fails_immediately(name: str) -> None:
 
 
 IN_SNAPSHOT = SnapshotQueue(
-    requests=(SnapshotRequest.initial(POSITION.time, SnapshotPlan(POSITION.time)),)
+    requests=(SnapshotRequest("i", "initial", plan=SnapshotPlan(POSITION.time)),)
 )
 
 LACKING = high_water_mark(POSITION.time)
@@ -225,7 +226,8 @@ def test_a_snapshot_without_collections_has_no_end_row() -> None:
     listed = [{"db": "db", "coll": "c"}]
     for given, found, ends in (({}, [], [None]), (lists, [("db", "c")], [listed]), (lists, [], [])):
         options, planner = parse_options({"uri": URI, **given}), Mock(names=lambda _, f=found: f)
-        request = SnapshotRequest.initial(plan.snapshot_time, plan, options.snapshot.collections)
+        chosen = CollectionPatterns(options.snapshot.collections)
+        request = SnapshotRequest("i", "initial", chosen, plan)
         state = from_json(SnapshotQueue, to_json(SnapshotQueue(batch=BatchPart(ending=request))))
         tasks = tasks_of_queue(state, FromNow(), options, planner, lambda: Timestamp(200, 1))
         assert [bson.decode(task.event).get("collections") for task in tasks] == ends

@@ -343,6 +343,7 @@ def test_documented_defaults_are_accepted_and_change_nothing() -> None:
         (r"\P{Digit}", ["a"], ["1"]),
         (r"(?<name>a|b)c", ["ac", "bc"], ["c"]),
         (r"a\u0062\x63", ["abc"], ["a"]),
+        (r"\uD83D\uDE00", ["\U0001f600"], ["a"]),
         (r"(?<=x)?a++[]]?", ["aa", "a]"], ["b"]),
         (r"\w+", ["abc_1"], ["é"]),
         (r"[(&]x\(", ["(x(", "&x("], ["x("]),
@@ -364,6 +365,7 @@ def test_a_pattern_matches_what_java_s_matches(
         (r"\p{L}", r"\\p{L}"), (r"[\P{Digit}]", r"\\P{Digit}"), (r"\h", r"\\h"), (r"(a)\1", r"\\1"),
         (r"(?<n>a)\k<n>", r"\\k"), (r"\z", r"\\z"), ("(?u)a", "flags u"),
         ("a\\", "backslash at the end"), ("(", "not a regular expression"),
+        ("a{99999999999}", "not a regular expression"),
     ],
 )  # fmt: skip
 def test_what_has_no_counterpart_is_refused_by_its_name(pattern: str, named: str) -> None:

@@ -153,7 +153,7 @@ def written(plan: SnapshotPlan) -> SnapshotPlan:
 
 def in_snapshot(plan: SnapshotPlan) -> SnapshotQueue:
     """Return the state of a query within its initial snapshot."""
-    return SnapshotQueue(requests=(SnapshotRequest.initial(plan.snapshot_time, plan),))
+    return SnapshotQueue(requests=(SnapshotRequest("i", "initial", plan=plan),))
 
 
 def batches(planner: ChunkPlanner, most: int = 10**9) -> Iterator[list[list[Chunk]]]:

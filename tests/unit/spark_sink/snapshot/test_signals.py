@@ -188,7 +188,7 @@ def test_an_incremental_snapshot_goes_through_its_collections() -> None:
     query = Query()
     assert query.batch() == []
     assert query.batch(s=signal(data_collections=["A[.]\\p{Lower}+"])) == ["a.x", "a.x"]
-    assert not query.queue.blocks_stream
+    assert not any(each.blocks_stream for each in query.queue.requests)
     assert query.queue.batch.reading == Timestamp(102, 1)
     chunks = [query.batch() for _ in range(3)]
     assert chunks == [["a.x", "a.x"], ["a.y", "a.y"], ["a.y", "a.y"]]
@@ -465,7 +465,7 @@ def test_a_paused_snapshot_reads_nothing_until_it_is_resumed() -> None:
     assert not query.queue.batch.has_output
     # A blocking one is not paused.
     assert query.batch(u=signal(type="blocking", data_collections=["a.x"])) == ["a.x", "a.x"]
-    assert query.queue.blocks_stream
+    assert any(each.blocks_stream for each in query.queue.requests)
     assert query.rest() == ["a.x", "a.x"]
     assert query.batch(v=signal("resume-snapshot")) == ["b.z", "b.z"]
     kinds = [kind for name, kind in query.notified if name == "s"]
@@ -477,7 +477,7 @@ def test_the_snapshot_of_the_mode_comes_first_and_is_read_at_its_own_time() -> N
     query = Query()
     query.batch(s=signal(data_collections=["b.z"]))
     query.queue = query.snapshots.begin(query.queue.without_batch(), MARK)
-    assert query.queue.blocks_stream
+    assert any(each.blocks_stream for each in query.queue.requests)
     assert query.batch() == ["a.x", "a.x"]
     assert (query.queue.batch.reading, query.queue.initial_plan is None) == (MARK, False)
     assert [query.batch(), query.batch()] == [["a.x", "a.x"], []]
