@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import groupby
+from itertools import compress, groupby
 from operator import attrgetter
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT, reported, reports_in, run_tasks
 from spark_sink.tables.fold import Fold
 from spark_sink.tables.key_ranges import (
+    ChangeGroup,
     KeyRange,
     KeyRanges,
     Merge,
@@ -76,6 +77,25 @@ class Upsert:
     scope: TableScope | None = None
 
 
+@dataclass(frozen=True)
+class MergePlan:
+    """What a batch changes in a version.
+
+    Args:
+        state: the state after the batch, without what only the merges find.
+        moved: the partitions whose rows DDL events move; they are staged among the changes.
+        ranges: the version's ranges of keys, without the moved ones.
+        merges: what is written again.
+        fold: what applies changes to rows.
+    """
+
+    state: TableState
+    moved: frozenset[str]
+    ranges: KeyRanges
+    merges: Sequence[Merge]
+    fold: Fold
+
+
 class CurrentTable:
     """The table at the address `target`, to which only one query may write.
 
@@ -101,10 +121,8 @@ class CurrentTable:
         """The folder as a path or URI for Spark."""
         self.state = TableState(tuple(keys or ()))
         """The state of the version."""
-        self.epoch = epoch
-        """The epoch of the start that writes to it."""
-        self.stored: TableForm | None = None
-        """The columns of the version; None without one."""
+        self._epoch = epoch
+        self._stored: TableForm | None = None
         self._read_version(form)
         if keys is not None and self.state.keys != tuple(keys):
             raise OptionError(
@@ -121,9 +139,9 @@ class CurrentTable:
                     f"the Delta table at {self.address} is no current table: write to another "
                     "folder"
                 )
-            self.stored = TableForm.of(self.log.schema, self.log.statistics_columns)
+            self._stored = TableForm.of(self.log.schema, self.log.statistics_columns)
             self.state = state
-        self.form = _form_after(self.address, self.stored, form or self.stored or TableForm())
+        self.form = _form_after(self.address, self._stored, form or self._stored or TableForm())
         """The columns of the next version."""
 
     def reload(self) -> None:
@@ -149,10 +167,10 @@ class CurrentTable:
         was_restored = self.log.is_restored()
         if was_restored and (batch is None or batch.query == self.log.state().batch.query):
             raise restored_error(self.address)
-        remove_staged(self.address, self.epoch)
+        remove_staged(self.address, self._epoch)
         if batch is not None and self.log.has(batch):
             return
-        keys, epoch = self.state.keys, self.epoch
+        keys, epoch = self.state.keys, self._epoch
         stage = partial(stage_rows, address=self.address, keys=keys, epoch=epoch)
         staged = events.select(*CHANGE_COLUMNS).mapInArrow(partial(reported, stage), REPORT)
         changes = ChangeReport.total(reports_in(ChangeReport, staged))
@@ -163,7 +181,7 @@ class CurrentTable:
                 self._accept_restored(changes)
             self.apply_staged(events.sparkSession, Upsert(changes, batch))
         except BaseException:
-            remove_staged(self.address, self.epoch)
+            remove_staged(self.address, self._epoch)
             raise
 
     def _accept_restored(self, changes: ChangeReport) -> None:
@@ -187,59 +205,50 @@ class CurrentTable:
         and OSError.
         """
         if upsert.batch is None or not self.log.has(upsert.batch):
-            application = _Application(self, spark, upsert)
-            application.plan()
-            application.merge()
-            application.commit()
+            plan = self._plan(spark, upsert)
+            self._commit(upsert, plan, *self._merge(spark, upsert, plan))
         with self.log.clean_up():
-            remove_staged(self.address, self.epoch)
+            remove_staged(self.address, self._epoch)
 
-
-class _Application:
-    """Applies an upsert to the version of a table, in the three steps of this module."""
-
-    def __init__(self, table: CurrentTable, spark: SparkSession | None, upsert: Upsert) -> None:
-        self._table, self._spark, self._upsert = table, spark, upsert
-        self._form = table.form
-        self._done: list[tuple[Merge, MergeReport]] = []
-
-    def plan(self) -> None:
-        """Find what the batch changes. Tasks stage the rows that its DDL events move."""
-        table, scope, changes = self._table, self._upsert.scope, self._upsert.changes
+    def _plan(self, spark: SparkSession | None, upsert: Upsert) -> MergePlan:
+        """Return what a batch changes. Tasks stage the rows that its DDL events move."""
+        before, scope, changes = self.state, upsert.scope, upsert.changes
         ddl_events = tuple(sorted(map(ddl_event_of, changes.ddl)))
-        new_events = table.state.not_applied(ddl_events)
-        state = table.state.after(changes, ddl_events, scope)
+        new_events = before.not_applied(ddl_events)
+        state = before.after(changes, ddl_events, scope)
         incomplete = {*state.unread}
         if scope is not None:
             targets = {event.target for event in ddl_events if event.target is not None}
             incomplete |= {name for name in targets if not scope.contains(*name)}
-        is_read = changes.groups or ddl_events or self._rewrites_all()
-        ranges = KeyRanges.of(table.log.files(), self._form.column) if is_read else KeyRanges()
+        is_read = changes.groups or ddl_events or self._rewrites_all(self.form)
+        ranges = KeyRanges.of(self.log.files(), self.form.column) if is_read else KeyRanges()
         affected = {
             index for event in new_events for index in ranges.older(event.token, event.prefixes)
         }
         moved = [ranges[index] for index in sorted(affected)]
         if ddl_events:
-            changes = self._staged_anew(moved, ddl_events, new_events)
+            changes = self._staged_anew(spark, moved, changes.groups, ddl_events, new_events)
             ranges = ranges.without(affected)
-        self._ranges = ranges
-        self._merges = merges_of(ranges, changes.groups, places_in(table.address, changes.groups))
-        self._fold = Fold(
+        merges = merges_of(ranges, changes.groups, places_in(self.address, changes.groups))
+        fold = Fold(
             complete_from=state.complete_from,
             complete_in={**state.complete_in, **dict.fromkeys(incomplete, ABOVE_ALL_TOKENS)},
-            keeps_deleted=self._form.keeps_deleted,
+            keeps_deleted=self.form.keeps_deleted,
             renamed=renamed_by(new_events),
         )
-        self._state = replace(state, checksum=state.checksum - changes.removed)
-        self._replaced = {name for each in moved for name in each.partitions}
+        state = replace(state, checksum=state.checksum - changes.removed)
+        partitions = frozenset(name for each in moved for name in each.partitions)
+        return MergePlan(state, partitions, ranges, merges, fold)
 
-    def _rewrites_all(self) -> bool:
-        """Return whether all files are written again, because their columns do not fit the form."""
-        return self._table.stored is not None and self._form.rewrites(self._table.stored)
+    def _rewrites_all(self, form: TableForm) -> bool:
+        """Return whether all files are written again, because their columns do not fit a form."""
+        return self._stored is not None and form.rewrites(self._stored)
 
     def _staged_anew(
         self,
+        spark: SparkSession | None,
         moved: Sequence[KeyRange],
+        groups: Sequence[ChangeGroup],
         ddl_events: Sequence[DdlEvent],
         new_events: Sequence[DdlEvent],
     ) -> ChangeReport:
@@ -247,90 +256,107 @@ class _Application:
 
         Rows have the effect of those that are not new.
         """
-        of_file, stage = attrgetter("path"), (self._table.address, self._table.epoch)
-        by_file = groupby(sorted(self._upsert.changes.groups, key=of_file), of_file)
+        of_file, stage = attrgetter("path"), (self.address, self._epoch)
+        by_file = groupby(sorted(groups, key=of_file), of_file)
         tasks = [partial(stage_moved, *stage, ddl_events, [*own]) for _, own in by_file]
-        columns = self._form.base_columns
+        columns = self.form.base_columns
         files = (path for key_range in moved for path in key_range.paths)
         tasks += [partial(stage_file, *stage, new_events, columns, path) for path in files]
-        return ChangeReport.total(run_tasks(self._spark, ChangeReport, tasks))
+        return ChangeReport.total(run_tasks(spark, ChangeReport, tasks))
 
-    def merge(self) -> None:
-        """Write the files, in tasks.
+    def _merge(
+        self, spark: SparkSession | None, upsert: Upsert, plan: MergePlan
+    ) -> tuple[TableForm, list[tuple[Merge, MergeReport]]]:
+        """Write the files of a plan, in tasks; return the table's next form, and what was written.
 
         If documents do not fit the form, it grows, and what the new one does not fit is written
         again.
         """
-        pending, done = [*self._merges, *self._other_merges()], self._done
+        form, pending = self.form, [*plan.merges, *self._other_merges(plan, self.form)]
+        done: list[tuple[Merge, MergeReport]] = []
         while pending:
-            done += zip(pending, self._written(pending), strict=True)
+            done += zip(pending, self._written(spark, upsert, plan, form, pending), strict=True)
             wanted = [report.wanted for _, report in done if report.wanted is not None]
-            before, rewrote_all = self._form, self._rewrites_all()
-            self._form = reduce(TableForm.grown, map(StructType.fromJson, wanted), before)
-            if self._form == before:
+            before, form = form, reduce(TableForm.grown, map(StructType.fromJson, wanted), form)
+            if form == before:
                 break
-            rewrites = self._form.rewrites(before)
-            outdated = [*done] if rewrites else [one for one in done if one[1].wanted is not None]
-            done[:] = [] if rewrites else [one for one in done if one[1].wanted is None]
-            pending = [merge for merge, _ in outdated]
-            for _, report in outdated:
-                Folder(self._table.address).remove(*(part.path for part in report.parts))
-                if self._upsert.quarantine is not None:
+            outdated = [form.rewrites(before) or report.wanted is not None for _, report in done]
+            pending = []
+            for merge, report in compress(done, outdated):
+                pending.append(merge)
+                Folder(self.address).remove(*(part.path for part in report.parts))
+                if upsert.quarantine is not None:
                     paths = (part.path for part in report.problems)
-                    Folder(self._upsert.quarantine.address).remove(*paths)
-            if not rewrote_all:
-                pending += self._other_merges()
+                    Folder(upsert.quarantine.address).remove(*paths)
+            done = [one for one, is_outdated in zip(done, outdated, strict=True) if not is_outdated]
+            if not self._rewrites_all(before):
+                pending += self._other_merges(plan, form)
+        return form, done
 
-    def _other_merges(self) -> list[Merge]:
-        """Return merges of the files that the changes do not touch, if they do not fit the form."""
-        return merges_of_rest(self._ranges, self._merges) if self._rewrites_all() else []
+    def _other_merges(self, plan: MergePlan, form: TableForm) -> list[Merge]:
+        """Return merges of the files that a plan does not write, if they do not fit a form."""
+        return merges_of_rest(plan.ranges, plan.merges) if self._rewrites_all(form) else []
 
-    def _written(self, merges: Sequence[Merge]) -> list[MergeReport]:
-        """Write the files of some merges."""
-        address, upsert, quarantine = self._table.address, self._upsert, None
+    def _written(
+        self,
+        spark: SparkSession | None,
+        upsert: Upsert,
+        plan: MergePlan,
+        form: TableForm,
+        merges: Sequence[Merge],
+    ) -> list[MergeReport]:
+        """Write the files of some merges of a plan, in a form."""
+        quarantine = None
         if upsert.quarantine is not None and upsert.batch is not None:
             quarantine = upsert.quarantine.address, upsert.batch.number
-        again = self._rewrites_all()
+        again = self._rewrites_all(form)
         tasks = [
-            MergeTask(address, quarantine, merge, self._fold, self._form, again) for merge in merges
+            MergeTask(self.address, quarantine, merge, plan.fold, form, again) for merge in merges
         ]
-        spark = self._spark if sum(merge.size for merge in merges) > _DRIVER_BYTES else None
-        return run_tasks(spark, MergeReport, tasks, "files merged")
+        session = spark if sum(merge.size for merge in merges) > _DRIVER_BYTES else None
+        return run_tasks(session, MergeReport, tasks, "files merged")
 
-    def commit(self) -> None:
+    def _commit(
+        self,
+        upsert: Upsert,
+        plan: MergePlan,
+        form: TableForm,
+        written: Sequence[tuple[Merge, MergeReport]],
+    ) -> None:
         """Commit what was written, with the state after the batch.
 
         The quarantine gets its rows first. Without a change and a batch nothing is committed.
         """
-        table, scope, form = self._table, self._upsert.scope, self._form
-        reports = [report for _, report in self._done]
-        batch = self._quarantined([each for one in reports for each in one.problems])
+        reports = [report for _, report in written]
+        batch = self._quarantined(upsert, [each for one in reports for each in one.problems])
         parts = [part for report in reports for part in report.parts]
-        replaced = self._replaced.union(*(merge.base.partitions for merge, _ in self._done))
+        replaced = plan.moved.union(*(merge.base.partitions for merge, _ in written))
         new = {part.partition[KEY_RANGE] for part in parts}
-        state, added = self._state, sum((report.added for report in reports), NO_ROWS)
-        if scope is not None:
+        state, added = plan.state, sum((report.added for report in reports), NO_ROWS)
+        if upsert.scope is not None:
             lost = (document for report in reports for document in report.lost)
-            state = state.with_lost([each for each in lost if scope.contains(*each.namespace)])
+            contains = upsert.scope.contains
+            state = state.with_lost([each for each in lost if contains(*each.namespace)])
         state = replace(
             state,
             checksum=state.checksum + added,
             partitions=state.partitions ^ partition_digest(replaced) ^ partition_digest(new),
             batch=state.batch if batch is None else batch,
         )
-        if not (replaced or parts or state != table.state):
+        if not (replaced or parts or state != self.state):
             return
+        log = self.log
         names = [name for name in form.statistics_columns if name in form.file_schema.names]
-        table.log.replace(parts, form.file_schema, state, replaced, names)
-        table.state, table.stored, table.form = state, form, form
+        log.replace(parts, form.file_schema, state, replaced, names)
+        self.state, self._stored, self.form = state, form, form
 
-    def _quarantined(self, problems: Sequence[PartFile]) -> Batch | None:
+    def _quarantined(self, upsert: Upsert, problems: Sequence[PartFile]) -> Batch | None:
         """Append events to the quarantine; return the batch, which knows whether it has some.
 
         Both tables begin with one batch, so that a later start takes over both.
         """
-        batch, quarantine = self._upsert.batch, self._upsert.quarantine
-        if batch is None or quarantine is None or not (problems or not self._table.log.exists):
+        batch, quarantine = upsert.batch, upsert.quarantine
+        if batch is None or quarantine is None or not (problems or not self.log.exists):
             return batch
         batch = batch.wrote(quarantine.name)
         quarantine.append(problems, arrow_schema(UNAPPLIED), batch)

@@ -213,10 +213,10 @@ class KilledError(Exception):
 
 STEPS = {
     "changes staged": (staged_changes.ChangeStage, "_write"),
-    "all changes read": (current_table._Application, "plan"),
+    "all changes read": (CurrentTable, "_plan"),
     "planned": (current_table, "merges_of"),
     "files written": (range_files.RangeFiles, "close"),
-    "merged": (current_table._Application, "merge"),
+    "merged": (CurrentTable, "_merge"),
     "before quarantine": (DeltaLog, "append"),
     "before commit": (DeltaLog, "replace"),
     "after commit": (current_table, "remove_staged"),
