@@ -17,7 +17,6 @@ import pyarrow as pa
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo import DeleteOne, MongoClient, ReadPreference, ReplaceOne, UpdateOne, WriteConcern
-from pymongo.collation import Collation
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, PyMongoError
 from pyspark.sql.datasource import (
@@ -52,8 +51,6 @@ _ATTEMPTS = 5
 # Changes that are written together.
 _BATCH_SIZE = 1000
 _RAW: CodecOptions[RawBSONDocument] = CodecOptions(RawBSONDocument)
-# Keys and tokens are compared byte by byte, also in a collection with a collation of its own.
-_SIMPLE = Collation("simple")
 
 
 @dataclass
@@ -100,9 +97,9 @@ class DocumentWriter:
     def _collection(self, namespace: tuple[str, str]) -> Collection[dict[str, Any]]:
         database, name = namespace
         default = self._client.write_concern.is_server_default
-        majority = WriteConcern("majority") if default else None
-        database_of = self._client[database]
-        return database_of.get_collection(name, CELLS, ReadPreference.PRIMARY, majority)
+        concern = WriteConcern("majority") if default else None
+        found = self._client[database]
+        return found.get_collection(name, CELLS, ReadPreference.PRIMARY, concern)
 
     def _write(self, collection: Collection[dict[str, Any]], changes: list[Change]) -> None:
         whole, attempt = [change for change in changes if not change.is_update], 0
@@ -132,7 +129,7 @@ class DocumentWriter:
 
     def _request(self, change: Change) -> _Request:
         if change.document is None:
-            return DeleteOne(self._guarded(change), _SIMPLE)
+            return DeleteOne(self._guarded(change))
         return self._replacement(self._guarded(change), change, change.document, upsert=True)
 
     def _replacement(
@@ -144,8 +141,8 @@ class DocumentWriter:
         token = fields_of(bson.encode({"": change.token}))[b""]
         new = RawBSONDocument(document_of([*fields, (field, token)]))
         if any(name.startswith(b"$") for name, _ in fields):  # a replacement must not have such
-            return UpdateOne(where, [{"$replaceWith": {"$literal": new}}], upsert, _SIMPLE)
-        return ReplaceOne(where, new, upsert, _SIMPLE)
+            return UpdateOne(where, [{"$replaceWith": {"$literal": new}}], upsert=upsert)
+        return ReplaceOne(where, new, upsert=upsert)
 
     def _update(self, collection: Collection[Any], changes: list[Change]) -> None:
         """Update documents: by their fields where all paths are plain, otherwise as a whole."""
@@ -156,8 +153,7 @@ class DocumentWriter:
             if assignment is None:
                 whole.append(change)
             else:
-                update = UpdateOne(self._guarded(change), assignment, collation=_SIMPLE)
-                requests.append((change, update))
+                requests.append((change, UpdateOne(self._guarded(change), assignment)))
         missed = self._write_updates(collection, requests)
         whole += (change for change in missed if not self._may_miss(change))
         requests = self._rewrites(collection, whole)
@@ -195,7 +191,7 @@ class DocumentWriter:
         names = {tuple(change.key) for change in changes}
         copies: dict[tuple[Any, ...], bytes] = {}
         wanted = {"$or": [dict(change.key) for change in changes]}
-        for raw in collection.with_options(_RAW).find(wanted, collation=_SIMPLE):
+        for raw in collection.with_options(_RAW).find(wanted):
             document = bytes(raw.raw)
             copies |= {_identifier(key_in(document, keys)): document for keys in names}
         requests = []
@@ -254,7 +250,7 @@ class DocumentWriter:
         """Return whether the document contains the change, or a later one."""
         field = self.options.token_field
         where = {**change.key, field: {"$gte": change.token}}
-        return collection.find_one(where, {"_id": 1}, collation=_SIMPLE) is not None
+        return collection.find_one(where, {"_id": 1}) is not None
 
     def _guarded(self, change: Change) -> dict[str, Any]:
         return {**change.key, self.options.token_field: {"$not": {"$gte": change.token}}}

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from bson.timestamp import Timestamp
@@ -84,14 +85,10 @@ class Outcome:
         """The remarks as one text."""
         return "; ".join(self.remarks)
 
-    def add(self, differences: DataFrame, shown: int) -> None:
-        """Count differences, and show up to `shown` differences in all."""
-        persisted = differences.persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            self.count += persisted.count()
-            self.first += [row.asDict() for row in persisted.take(max(0, shown - len(self.first)))]
-        finally:
-            persisted.unpersist()
+    def add(self, count: int, rows: Iterable[Mapping[str, Any]], shown: int) -> None:
+        """Count differences, of which `rows` are the first; keep up to `shown` of all."""
+        self.count += count
+        self.first += islice(rows, max(0, shown - len(self.first)))
 
     def fail(self, remark: str) -> None:
         """Note a failure."""
@@ -187,17 +184,24 @@ class _Verification:
             for name in names:
                 self.outcomes[name].fail(f"not compared: {cause_of(error)}")
 
+    def _add(self, name: str, differences: DataFrame) -> None:
+        """Note differences in the outcome of a table."""
+        persisted = differences.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            rows = (row.asDict() for row in persisted.take(self.shown))
+            self.outcomes[name].add(persisted.count(), rows, self.shown)
+        finally:
+            persisted.unpersist()
+
     def compare_with_written(self, name: str) -> None:
         """Compare the checksum of a table's rows with that of those that were written."""
         log, outcome = self.logs[name], self.outcomes[name]
         with self._failures(name):
             rows = log.state().checksum.rows
             if difference := checksum_difference(self.spark, log):
-                outcome.first.append(difference)
-                outcome.count += 1
-            exchanged = exchanged_files(log)
-            outcome.first += ({"difference": "file", "path": path} for path in exchanged)
-            outcome.count += len(exchanged)
+                outcome.add(1, [difference], self.shown)
+            exchanged = [{"difference": "file", "path": path} for path in exchanged_files(log)]
+            outcome.add(len(exchanged), exchanged, self.shown)
             outcome.compared.append(f"all rows with the checksum of the {rows:,} that were written")
 
     def compare_with_collections(self, rate: float | None) -> None:
@@ -210,11 +214,8 @@ class _Verification:
             given = {"uri": self.options["uri"], **given}
             comparison = Comparison(self.spark, log.address, given, rate, self.shown)
             compared = comparison.compare(self.folder, COMMAND)
-            outcome.count += compared.count
-            outcome.first += [
-                {name: text for name, text in row.items() if name != "token"}
-                for row in compared.first
-            ]
+            rows = ({name: row[name] for name in row if name != "token"} for row in compared.first)
+            outcome.add(compared.count, rows, self.shown)
             log = DeltaLog(log.address)  # hours later, the files of its version may be deleted
             form = replace(
                 TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
@@ -223,7 +224,7 @@ class _Verification:
             tasks = [
                 partial(column_differences, form, table_scan) for table_scan in log.scans(names)
             ]
-            outcome.add(rows_of(self.spark, tasks, DIFFERENCES).drop("token"), self.shown)
+            self._add(CURRENT, rows_of(self.spark, tasks, DIFFERENCES).drop("token"))
             begun = compared.through.as_datetime().isoformat()
             now = datetime.now(UTC).isoformat(timespec="seconds")
             outcome.compared.append(
@@ -282,10 +283,10 @@ class _Verification:
             try:
                 for name, table in rows.items():
                     with self._failures(name):
-                        outcome = self.outcomes[name]
                         stored = table.where(_token(name) >= first)
-                        outcome.add(compare[name](stored, events), self.shown)
-                        outcome.compared.append(f"the events from {begin} to {end} with the stream")
+                        self._add(name, compare[name](stored, events))
+                        compared = f"the events from {begin} to {end} with the stream"
+                        self.outcomes[name].compared.append(compared)
             finally:
                 events.unpersist()
 

@@ -30,7 +30,7 @@ from spark_sink.tables.merge_task import UNAPPLIED
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
-from spark_sink.verification.verify_job import checksum_difference, exchanged_files
+from spark_sink.verification.verify_job import Outcome, checksum_difference, exchanged_files
 from tests.doubles.event_history import runs_of
 from tests.doubles.table_damages import damages
 
@@ -156,3 +156,11 @@ def test_files_that_have_changed_places_are_found(tmp_path: Path) -> None:
     assert sorted(exchanged_files(log)) == sorted(log.paths())
     second.unlink()
     assert len(exchanged_files(log)) == 2
+
+
+def test_an_outcome_shows_the_first_differences_of_all_its_comparisons() -> None:
+    outcome = Outcome()
+    for number in (2, 30, 1):
+        outcome.add(number, ({"path": f"{number}-{index}"} for index in range(number)), 20)
+    assert outcome.count == 33
+    assert [row["path"] for row in outcome.first] == ["2-0", "2-1", *(f"30-{n}" for n in range(18))]
