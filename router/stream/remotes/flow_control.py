@@ -148,8 +148,9 @@ class FlowControl:
         ``next_noop`` is the time until the member's next no-op write, if the budgets allow no
         watermark before it. ``alone`` is whether the stream has no other remote.
         """
-        if self._is_in_rounds(remote, watermark, now):
-            return self._take_wait_in_rounds(remote, watermark, now, alone=alone)
+        dense = remote.idle and not remote.topology and self.rounds.is_dense(now)
+        if dense and not remote.is_in_backlog(watermark):  # whose batches follow at once
+            return self._plan_in_rounds(remote, watermark, now, alone=alone)
         # The first row that applies decides:
         #
         #   the watermark is needed, no no-ops are written  a growing pause: only time moves it
@@ -177,12 +178,7 @@ class FlowControl:
             await_for = quiet
         return Wait(min(quiet, await_for))
 
-    def _is_in_rounds(self, remote: RemoteProgress, watermark: Timestamp, now: float) -> bool:
-        """Return whether a remote is read in rounds; batches of a backlog follow at once."""
-        dense = remote.idle and not remote.topology and self.rounds.is_dense(now)
-        return dense and not remote.is_in_backlog(watermark)
-
-    def _take_wait_in_rounds(
+    def _plan_in_rounds(
         self, remote: RemoteProgress, watermark: Timestamp, now: float, *, alone: bool
     ) -> Wait:
         """Return the wait of a remote that is read in rounds, and record its next round."""
