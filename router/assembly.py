@@ -125,7 +125,10 @@ async def process_parts(
             )
         )
         tasks = await owned.enter_async_context(OwnedTasks())
-        access = _access(tasks, settings, servers, certificates)
+        access = None
+        if settings.security.authorization:
+            limits, refresh = settings.client_limits, settings.process.refresh_users
+            access = LoginResources(tasks, servers.cluster, limits, certificates, refresh=refresh)
         cursors = _cursors(of_streams, peers, servers, access)
         owned.push_async_callback(cursors.close)
         checks = None
@@ -229,16 +232,6 @@ async def _servers_of(
         if mongos is not None:
             mongos.close()
         await cluster.close()
-
-
-def _access(
-    tasks: OwnedTasks, settings: Settings, servers: _Servers, certificates: Certificates | None
-) -> LoginResources | None:
-    """Return the users and their rights; None if clients do not log in."""
-    if not settings.security.authorization:
-        return None
-    limits, refresh = settings.client_limits, settings.process.refresh_users
-    return LoginResources(tasks, servers.cluster, limits, certificates, refresh=refresh)
 
 
 def _cursors(

@@ -285,7 +285,11 @@ class CursorRegistry:
 
     def _of_sessions(self, lsids: Iterable[bytes], user: str | None) -> list[MergedCursor]:
         sessions, cursors = set(lsids), self._cursors.values()
-        return [each for each in cursors if each.owner.user == user and each.owner.lsid in sessions]
+        return [
+            cursor
+            for cursor in cursors
+            if cursor.owner.user == user and cursor.owner.lsid in sessions
+        ]
 
     async def close(self) -> None:
         """Kill all cursors and wait, for a bounded time, until their remotes are closed.
