@@ -10,7 +10,7 @@ STREAM = b"stream"
 
 
 def shared(parts: int) -> SharingDemand:
-    demand = SharingDemand(4, HOLD)
+    demand = SharingDemand(parts, HOLD)
     for part in range(parts):
         demand.join(STREAM, b"%d" % part, 0.0, begins=True)
     return demand
@@ -79,9 +79,7 @@ def test_a_stream_is_shared_on_if_all_readers_come_back_soon(away: float, shares
 
 
 def test_two_parts_that_get_most_events_continue_to_share_a_stream() -> None:
-    demand = SharingDemand(5, HOLD)
-    for part in range(5):
-        demand.join(STREAM, b"%d" % part, 0.0, begins=True)
+    demand = shared(5)
     demand.record(STREAM, traffic(0.6, behind_since=None), 50.0)
     for part in range(3):
         demand.leave(STREAM, b"%d" % part, 100.0)
