@@ -33,13 +33,6 @@ def test_a_stream_is_lively_for_a_second_after_each_event():
 # Prefetching.
 
 
-def reading_ahead(limits: StreamSettings = LIMITS) -> FlowControl:
-    """Return the flow control of a stream whose clients have taken much."""
-    flow = flow_control(limits, 1 << 40)
-    flow.record_taken(1 << 40)
-    return flow
-
-
 def test_little_is_read_ahead_before_a_client_has_taken_events():
     flow = flow_control(LIMITS, 1 << 40)
     first = LIMITS.first_ahead_bytes
@@ -53,16 +46,16 @@ def test_little_is_read_ahead_before_a_client_has_taken_events():
 
 @given(st.integers(1, 200), st.data())
 def test_any_order_of_requests_stays_within_the_budget(remotes, data):
-    limits = StreamSettings()
-    prefetch = reading_ahead(limits)
+    prefetch = flow_control(LIMITS, 1 << 40)
+    prefetch.record_taken(1 << 40)
     batch = prefetch.batch_bytes(remotes)
     buffered = [0] * remotes
     for _ in range(data.draw(st.integers(0, 300))):
         one = data.draw(st.integers(0, min(remotes - 1, 5)))
         if prefetch.may_read(buffered[one], sum(buffered), remotes):
             buffered[one] += batch
-    assert sum(buffered) <= limits.stream_buffer_bytes
-    assert max(buffered) <= limits.remote_buffer_bytes
+    assert sum(buffered) <= LIMITS.stream_buffer_bytes
+    assert max(buffered) <= LIMITS.remote_buffer_bytes
     for held in buffered:
         # Each remote may have one batch buffered and another in flight, regardless of the others.
         if held <= batch:
@@ -138,7 +131,7 @@ def test_without_noop_writes_the_waits_for_a_watermark_double_up_to_a_limit():
 def test_a_single_remote_is_read_with_pauses_that_grow_with_the_streams(streams: int, pause: float):
     remote, memory = remote_of(), Memory(MIB)
     flow = FlowControl(LIMITS, memory, lambda: False)
-    for _ in range(30):
+    for _ in range(30):  # so that it is read in rounds of 50 ms
         flow.record_events(remote, 1, 1000.01)
     memory.add(remotes=streams)
     for watermark, expected in ((WATERMARK, Wait(QUIET, pause)), (Timestamp(90, 1), Wait(QUIET))):
