@@ -39,7 +39,11 @@ _PORTION_FILES, _PORTION_BYTES = 1_000, 8 * FILE_BYTES
 _LAST = "compacted"
 
 
-def compact_tables(folder: JobFolder, is_stopped: Callable[[], bool] = bool) -> Iterator[str]:
+def _never() -> bool:
+    return False
+
+
+def compact_tables(folder: JobFolder, is_stopped: Callable[[], bool] = _never) -> Iterator[str]:
     """Merge small files, and delete files that no reader needs; yield a line for each table.
 
     The job may run meanwhile. After a stop no more portion or table begins. Raises StreamError.
@@ -101,7 +105,7 @@ def _until_next(folder: JobFolder, seconds: float) -> float:
     return min(seconds, max(0.0, last.timestamp() + seconds - time.time()))
 
 
-def merge_small_files(log: DeltaLog, is_stopped: Callable[[], bool] = bool) -> tuple[int, int]:
+def merge_small_files(log: DeltaLog, is_stopped: Callable[[], bool] = _never) -> tuple[int, int]:
     """Replace small files by large ones with the same rows; return their numbers.
 
     These are the numbers of all files, before and after. Each portion is committed and reported by
@@ -111,15 +115,25 @@ def merge_small_files(log: DeltaLog, is_stopped: Callable[[], bool] = bool) -> t
     log.reload()
     files = log.files_with()
     small, done = _small_files(files), 0
-    for portion in takewhile(lambda _: not is_stopped(), _portions(small)):
-        _replace(log, portion)
-        done += len(portion)
-        REPORT_PROGRESS.get()(f"small files of {log.name} compacted", done, len(small))
+    pending, before = small, len(small) + 1
+    while 0 < len(pending) < before and not is_stopped():
+        before = len(pending)
+        rest = {file.path for file in pending}
+        for portion in takewhile(lambda _: not is_stopped(), _portions(pending)):
+            rest |= _replace(log, portion)
+            done += len(portion)
+            if pending is small:
+                REPORT_PROGRESS.get()(f"small files of {log.name} compacted", done, len(small))
+        # Small files that several portions have left may be merged with each other.
+        pending = _small_files([file for file in log.files_with() if file.path in rest])
     return len(files), log.files().num_rows
 
 
-def _replace(log: DeltaLog, files: _Files) -> None:
-    """Replace files by new ones with the same rows, unless another writer has replaced one."""
+def _replace(log: DeltaLog, files: _Files) -> set[str]:
+    """Replace files by new ones with the same rows; return the paths of the new ones.
+
+    The result is empty if another writer has replaced one of the files.
+    """
     schema = arrow_schema(log.schema)
     options: dict[str, Any] = {"statistics_columns": log.statistics_columns, "summed": False}
     with log.stream_errors(), Parts(log.address, schema, log.partitions, **options) as parts:
@@ -127,9 +141,12 @@ def _replace(log: DeltaLog, files: _Files) -> None:
             for rows in scan:
                 parts.add(pa.Table.from_batches([rows]))
         written = parts.close()
-    if not log.exchange(files, written):
-        with log.stream_errors():
-            Folder(log.address).remove(*(file.path for file in written))
+    paths = {file.path for file in written}
+    if log.exchange(files, written):
+        return paths
+    with log.stream_errors():
+        Folder(log.address).remove(*paths)
+    return set()
 
 
 def _small_files(files: Iterable[TableFile]) -> list[TableFile]:

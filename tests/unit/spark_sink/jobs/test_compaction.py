@@ -54,7 +54,7 @@ def test_small_files_are_compacted_beside_a_job_and_a_failure_does_not_end_it(
         wait_for(lambda: has_printed(line), line)
 
     with lines_of_job("shop.orders"), compaction_beside(folder, 0.05):
-        compacted = "notifications: 3 files compacted into 2, 0 old ones deleted\n"
+        compacted = "notifications: 3 files compacted into 1, 0 old ones deleted\n"
         wait_for_line(f"shop.orders: {compacted}")
         assert DeltaLog(folder.table(NOTIFICATIONS)).count() == 3
         for damaged in Path(folder.table(NOTIFICATIONS)).glob("*.parquet"):
@@ -98,7 +98,7 @@ def test_a_compaction_that_ends_its_process_is_not_begun_by_each_start(
 def test_a_stop_ends_a_compaction_after_the_portion_in_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, asked = JobFolder(str(tmp_path)), iter([False, False, True])
+    folder, asked = JobFolder(str(tmp_path)), iter([False, False, False, True])
     monkeypatch.setattr(compaction, "_PORTION_FILES", 2)
     for number in range(6):
         notify(folder, number)
