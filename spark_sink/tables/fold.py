@@ -349,7 +349,7 @@ def _documents_in(events: pa.Array) -> pa.Array:
     return in_order(parts)
 
 
-def described(rows: pa.Table) -> pa.Table:
+def with_key_columns(rows: pa.Table) -> pa.Table:
     """Return rows of FOLDED with the columns of TABLE that follow from their places and tokens."""
     seconds = pc.utf8_slice_codeunits(rows["token"].combine_chunks(), 2, 10).dictionary_encode()
     known = pa.array([int(digits, 16) for digits in seconds.dictionary.to_pylist()], pa.int64())

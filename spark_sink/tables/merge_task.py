@@ -24,7 +24,7 @@ from spark_sink.rows.arrow_types import arrow_schema, filtered, rows_in
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.unread import LostDocument
-from spark_sink.tables.fold import TABLE, Fold, described, without_superseded
+from spark_sink.tables.fold import TABLE, Fold, with_key_columns, without_superseded
 from spark_sink.tables.key_ranges import Merge
 from spark_sink.tables.keyed_rows import kinds_of, order_of, sorted_rows
 from spark_sink.tables.parquet_parts import BATCH, FILE_BYTES, PartFile, Parts, numbered
@@ -229,7 +229,7 @@ class _Merging:
             return
         if self._task.quarantine is None:
             raise StreamError(f"{rows['problem'][0]}. A job writes it to its table quarantine")
-        events = described(rows).append_column("event", rows["document"])
+        events = with_key_columns(rows).append_column("event", rows["document"])
         self._problems.add(numbered(events, self._task.quarantine[1]))
 
 

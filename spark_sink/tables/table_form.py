@@ -31,7 +31,7 @@ from spark_sink.rows.extended_json import JsonColumns
 from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column, paths_of
 from spark_sink.rows.layouts import Values
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
-from spark_sink.tables.fold import BASE, TABLE, described
+from spark_sink.tables.fold import BASE, TABLE, with_key_columns
 from spark_sink.tables.keyed_rows import DELETED
 from spark_sink.tables.parquet_parts import WITH_STATISTICS
 from spark_sink.tables.places import KEY_COLUMNS, KEY_RANGE, places_of
@@ -216,7 +216,7 @@ class FormedRows:
         return pa.concat_tables([first, second]), problems
 
     def _from_fold(self, rows: pa.Table) -> pa.Table:
-        made, rows = self._made(rows["document"]), described(rows)
+        made, rows = self._made(rows["document"]), with_key_columns(rows)
         columns = {self._form.column(name): rows[name] for name in rows.schema.names} | made
         table = pa.table([columns[name] for name in self._schema.names], self._schema.names)
         return table.cast(self._schema)
