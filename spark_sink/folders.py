@@ -59,7 +59,8 @@ class Folder:
 
     def text(self, path: str) -> str | None:
         """Return the text of a file, with U+FFFD for invalid UTF-8; None if there is none."""
-        with suppress(FileNotFoundError), self.files.open_input_stream(path) as stream:
+        missing = FileNotFoundError, NotADirectoryError
+        with suppress(*missing), self.files.open_input_stream(path) as stream:
             return bytes(stream.read()).decode(errors="replace")
         return None
 

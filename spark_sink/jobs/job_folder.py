@@ -10,11 +10,11 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.console import say
@@ -23,7 +23,7 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import ABOVE_ALL_TOKENS, key_of
 from spark_sink.folders import Folder, absolute, is_local
 from spark_sink.jobs.checkpoint import Checkpoint, LoggedBatch
-from spark_sink.jobs.job_tables import APPENDED, CURRENT, DEFAULT_TABLES
+from spark_sink.jobs.job_tables import DEFAULT_TABLES
 from spark_sink.options.snapshot_options import CUSTOM, SnapshotOptions, snapshot_options
 from spark_sink.options.stream_options import named_options
 
@@ -108,37 +108,35 @@ class JobFolder:
     def locked(self) -> Iterator[None]:
         """Prevent other processes from running or changing the job during the block.
 
-        The locks are files in the job's folder and, if it is elsewhere, in that of the checkpoint,
-        which a copy of the job's folder names, too. Object stores, and some network drives, have no
-        locks: there a second start ends the first one, at a batch's commit. Raises OptionError if
-        another process has a lock, and OSError if the folder cannot be written.
+        The lock is a file in the job's folder, or in that of the checkpoint. Object stores, and
+        some network drives, have no locks: there a second start ends the first one, at a batch's
+        commit. Raises OptionError if another process has the lock, and OSError if the folder cannot
+        be written.
         """
-        places = [self.address]
-        with suppress(OptionError):  # a damaged record, which `mend` writes again
-            if self.checkpoint.address != f"{self.address}/checkpoint":
-                places.append(self.checkpoint.address)
-        with ExitStack() as held:
-            for place in filter(is_local, places):
-                path = Path(Folder(place).files.base_path) / "job.lock"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._lock(held.enter_context(path.open("a+")))
+        place = self.address
+        if not is_local(place):
+            with suppress(OptionError):  # a damaged record, which `mend` writes again
+                place = self.checkpoint.address
+        if not is_local(place):
             yield
-
-    def _lock(self, file: TextIO) -> None:
-        """Lock an open file, until it is closed; see `locked`."""
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise OptionError(
-                f"the job in {self.address} is running ({file.read()} has {file.name}): stop it "
-                "first, or use another folder with --out, and with --checkpoint"
-            ) from None
-        except OSError as error:  # such as ENOLCK of NFS
-            say(f"{file.name} cannot be locked: start one process only ({error})")
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+            return
+        path = Path(Folder(place).files.base_path) / "job.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise OptionError(
+                    f"the job in {self.address} is running ({file.read()}): stop it first, or use "
+                    "another folder with --out"
+                ) from None
+            except OSError as error:  # such as ENOLCK of NFS
+                say(f"{path} cannot be locked: start one process only ({error})")
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield
 
     @property
     def exists(self) -> bool:
@@ -226,8 +224,7 @@ class JobFolder:
 
     def mend(self, record: JobRecord) -> None:
         """Write the record of this start if the old one is lost or damaged, and print that."""
-        logs = (self._folder.listed(f"{name}/_delta_log") for name in (*APPENDED, CURRENT))
-        if not (self.exists or any(logs) or self.checkpoint.batches()):
+        if not (self.exists or self.checkpoint.batches()):
             return
         with suppress(OptionError):
             self.record()

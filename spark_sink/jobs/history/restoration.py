@@ -32,9 +32,11 @@ from spark_sink.tables.table_state import Batch
 
 
 def lacks_current(folder: JobFolder) -> bool:
-    """Return whether the job's current table is lost, and can be made again from bronze."""
-    logs = [DeltaLog(folder.table(name)) for name in (BRONZE, CURRENT)]
-    return CURRENT in folder.record().tables and logs[0].exists and not logs[1].exists
+    """Return whether bronze has what the job's current table lacks: all, or the last batch."""
+    bronze, current = (DeltaLog(folder.table(name)) for name in (BRONZE, CURRENT))
+    if CURRENT not in folder.record().tables or not bronze.exists:
+        return False
+    return not current.exists or current.state().batch.offset == bronze.state().batch.begin
 
 
 def rebuild_table(
@@ -42,13 +44,14 @@ def rebuild_table(
 ) -> CurrentTable:
     """Make a current table of the rows of bronze alone, and commit it as their batch.
 
-    It is the job's lost table, with which the job continues, or one as of a cluster time in the
-    folder `into`, which gets the tables `current` and `quarantine`. Raises OptionError if `into`
-    has such a table, and StreamError if bronze has not reached the time, or begins later. Without
-    `spark` the work is done in this process.
+    It is the job's table, with which the job continues, or one as of a cluster time in the folder
+    `into`, which gets the tables `current` and `quarantine`. One that lacks the last batch alone,
+    as after an interrupted attempt, gets that. Raises OptionError if `into` has such a table, and
+    StreamError if bronze has not reached the time, or begins later. Without `spark` the work is
+    done in this process.
     """
     target = JobFolder(into or folder.address)
-    if DeltaLog(target.table(CURRENT)).exists:
+    if into and DeltaLog(target.table(CURRENT)).exists:
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
     if not DeltaLog(folder.table(BRONZE)).exists:
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
@@ -56,7 +59,9 @@ def rebuild_table(
     complete_seek(folder, batch)
     table = CurrentTable(target.table(CURRENT), form=table_form(folder.record()))
     quarantine, steps = DeltaLog(target.table(QUARANTINE)), [(batch, scope, chosen)]
-    if quarantine.exists:
+    if table.log.exists:
+        steps = [(batch, scope, [(BATCH, "==", batch.number)])]
+    elif quarantine.exists:
         # It has the events that the lost table could not apply, but for a batch that was killed.
         number, committed = batch.number, None
         with suppress(StreamError):  # a damaged checkpoint shows nothing

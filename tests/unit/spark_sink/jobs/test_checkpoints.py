@@ -28,13 +28,14 @@ from spark_sink.jobs.history import left_out_events
 from spark_sink.jobs.history.left_out_events import replace_lost_batch, seek
 from spark_sink.jobs.history.newest_batch import newest_batch, restore_checkpoint
 from spark_sink.jobs.history.point_in_time import versions_at
-from spark_sink.jobs.history.restoration import rebuild_table
+from spark_sink.jobs.history.restoration import lacks_current, rebuild_table
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.table_commits import TableCommits
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.snapshot.queue import SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
+from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.merge_task import UNAPPLIED
 from spark_sink.tables.table_form import TableForm
@@ -281,17 +282,6 @@ def test_a_damaged_record_is_written_again_by_the_next_start(
     assert path.read_text() == newer
 
 
-def test_a_lost_record_is_written_again_if_only_the_tables_are_left(tmp_path: Path) -> None:
-    """A new query would begin with a snapshot, and then be refused by each table."""
-    folder = job_with_batches(tmp_path)
-    record = folder.record()
-    (tmp_path / "job.json").unlink()
-    shutil.rmtree(folder.checkpoint.address)
-    again = JobFolder(folder.address)
-    again.mend(record)
-    assert restore_checkpoint(again)[0].number == 2
-
-
 def test_a_job_is_not_continued_on_another_cluster(tmp_path: Path) -> None:
     """The oplogs of any cluster reach back to a checkpoint's times, so times alone tell nothing."""
     folder, record = JobFolder(str(tmp_path)), JobRecord(tables=("bronze",))
@@ -457,10 +447,14 @@ def test_a_killed_seek_is_completed_also_if_current_was_made_again_since(tmp_pat
     assert restore_checkpoint(folder) == (replace(batch, offset=gap.document), True)
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
 def test_a_table_that_is_lost_within_a_batch_quarantines_what_that_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
 ) -> None:
-    """The batch fails because files of current are lost: no other table but bronze has it yet."""
+    """The batch fails because files of current are lost: no other table but bronze has it yet.
+
+    A rebuild that is killed before the last batch goes on there.
+    """
     out, script, write_commit = str(tmp_path / "job"), Script(5), DeltaLog._write
     folder = JobFolder(out)
     follow(out, Path(folder.checkpoint.address), script, batches=3)
@@ -474,7 +468,22 @@ def test_a_table_that_is_lost_within_a_batch_quarantines_what_that_has(
         patched.setattr(DeltaLog, "_write", failing)
         follow(out, Path(folder.checkpoint.address), script, batches=1)
     shutil.rmtree(folder.table("current"))
+    if is_killed:
+        apply = CurrentTable.apply_staged
+
+        def killed(table: CurrentTable, *given: Any) -> None:
+            if table.log.exists:
+                raise StreamError("killed")
+            apply(table, *given)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(CurrentTable, "apply_staged", killed)
+            with pytest.raises(StreamError, match="killed"):
+                rebuild_table(None, folder)
+        assert lacks_current(folder)
     rebuild_table(None, folder)
+    assert not lacks_current(folder)
+    assert newest_batch(folder)[0].number == DeltaLog(folder.table("current")).batch().number
     follow(out, Path(folder.checkpoint.address), script)
     check_tables(out, script)
 

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,19 +126,6 @@ def test_of_a_job_on_an_object_store_the_checkpoint_is_locked(tmp_path: Path) ->
         pass
     with second.locked():
         assert (tmp_path / "checkpoint" / "job.lock").exists()
-
-
-def test_two_folders_with_one_checkpoint_are_not_started_at_once(tmp_path: Path) -> None:
-    """A copy of a folder names the checkpoint of the original, which it would write again."""
-    folder = JobFolder(str(tmp_path / "job"), str(tmp_path / "checkpoint"))
-    folder.begin(JobRecord())
-    shutil.copytree(tmp_path / "job", tmp_path / "copy")
-    copy = JobFolder(str(tmp_path / "copy"))
-    refusal = pytest.raises(OptionError, match=r"the job in .*copy is running")
-    with folder.locked(), refusal, copy.locked():
-        pass
-    with copy.locked():
-        pass
 
 
 def test_a_drive_without_locks_is_no_reason_to_fail(
