@@ -212,8 +212,8 @@ async def _everywhere_else(call: Call) -> AnyAnswer:
 
 def _own_sessions(call: Call) -> Callable[[Owner], bool]:
     """Return whether a session is one of the user's that the command names, or one of all its."""
-    sessions: Any = call.command[call.name]
-    path = f"{call.name}.{call.name}FromClient"
+    sessions, kills = call.command[call.name], call.name == "killSessions"
+    path = "KillSessionsCmd.killSessions" if kills else f"{call.name}.{call.name}FromClient"
     if not isinstance(sessions, list):
         raise wrong_type(f"{path.partition('.')[0]}.{call.name}", sessions, "array")
     ids, own = set(), user_digest(call.user_name)
@@ -225,7 +225,7 @@ def _own_sessions(call: Call) -> Callable[[Owner], bool]:
             message = "Unauthorized to set user digest in LogicalSessionId"
             raise CommandError(ErrorCode.Unauthorized, message)
         ids.add(bytes(identifier))
-    every = call.name == "killSessions" and not ids
+    every = kills and not ids
     return lambda owner: owner.user == call.user_name and (every or owner.lsid in ids)
 
 

@@ -109,7 +109,7 @@ def _applied(document: Document, update: Document, paths: Paths) -> Document:
         (target(path if isinstance(path, str) else path[0]), value)
         for path, value in fields.items()
     ]
-    removed = [target(_plain(path), _exists) for path in removals]
+    removed = [target(_plain(path), lambda value: value is not _NOTHING) for path in removals]
     sized = [(_plain(array["field"]), _plain(array["newSize"])) for array in arrays]
     truncated = [(target(path, partial(_is_longer, size)), size) for path, size in sized]
     for (parent, name), size in truncated:
@@ -195,10 +195,6 @@ def _child(parent: Any, name: str) -> Any:
     if isinstance(parent, list) and name.isdecimal() and int(name) < len(parent):
         return parent[int(name)]
     return _NOTHING
-
-
-def _exists(value: Any) -> bool:
-    return value is not _NOTHING
 
 
 def _is_longer(size: int, value: Any) -> bool:

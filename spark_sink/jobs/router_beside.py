@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from pymongo.uri_parser import parse_uri
@@ -77,25 +78,22 @@ def _answers(uri: str) -> bool:
     return True
 
 
-def _end_with_parent() -> None:
-    """Let the kernel end this process when its parent ends, however that happens."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 @contextmanager
 def _running(command: list[str], log: Path) -> Iterator[None]:
     """Run a router for the block, once it listens, with its output in `log`.
 
     Raises SourceError if it does not start, and OSError.
     """
+    prctl = ctypes.CDLL(None).prctl
     with log.open("wb") as output:
-        # A session of its own: Ctrl-C ends the job first, which then ends its router.
+        # A session of its own: Ctrl-C ends the job first, which then ends its router. The kernel
+        # ends that when the job ends, however that happens.
         process = subprocess.Popen(  # noqa: S603
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=partial(prctl, _PR_SET_PDEATHSIG, signal.SIGTERM),
         )
     try:
         deadline = time.monotonic() + _START_SECONDS

@@ -99,7 +99,11 @@ class KeyedRows:
         keyed = _with_keys(rows, in_order(parts), rows["event"])
         if not former:
             return keyed
-        events = pa.array(map(_delete_of, former.values()), pa.binary())
+        deletes = (
+            [(b"operationType", _DELETE), (b"documentKey", Slice(DOCUMENT, key))]
+            for key in former.values()
+        )
+        events = pa.array(map(document_of, deletes), pa.binary())
         removed = self._keys_of(Values.of(list(former.values())))
         return pa.concat_batches(
             [keyed, _with_keys(rows.take(pa.array(list(former))), removed, events)]
@@ -207,11 +211,6 @@ def _with_keys(rows: pa.RecordBatch, keys: pa.RecordBatch, events: pa.Array) -> 
     place = pc.binary_join_element_wise(*names, key, "\0")
     arrays = [place, rows["token"], document_key, kind, events]
     return pa.RecordBatch.from_arrays(arrays, schema=_KEYED_ARROW)
-
-
-def _delete_of(key: bytes) -> bytes:
-    """Return the event of a document's delete."""
-    return document_of([(b"operationType", _DELETE), (b"documentKey", Slice(DOCUMENT, key))])
 
 
 def _between(arrays: Sequence[pa.Array]) -> list[str | pa.Array]:

@@ -175,7 +175,8 @@ class _Merging:
                 end = bisect_right(places, keys[-1].as_py(), start) if len(keys) else len(places)
                 while end - start > _CHANGES_PER_STEP:
                     last = places[start + _CHANGES_PER_STEP - 1]
-                    until, size = bisect_right(places, last, start), _count_through(keys, last)
+                    until = bisect_right(places, last, start)
+                    size = pc.sum(pc.less_equal(keys, last)).as_py() or 0
                     self._apply(group.slice(0, size), keys.slice(0, size), part(start, until))
                     group, keys, start = group.slice(size), keys.slice(size), until
                 if end == start:
@@ -241,11 +242,6 @@ def _between(places: Any, lower: str, upper: str | None) -> Any:
 
 def _is_ascending(places: Any) -> bool:
     return len(places) < 2 or bool(pc.all(pc.less(places[:-1], places[1:])).as_py())
-
-
-def _count_through(places: pa.Array, last: str) -> int:
-    """Return how many of ascending places are at or below `last`."""
-    return pc.sum(pc.less_equal(places, last)).as_py() or 0
 
 
 def _limit(merge: Merge) -> int:
