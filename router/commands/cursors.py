@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any, Final
 
-from bson.binary import Binary
 from bson.int64 import Int64
 
 from router.access.authorization import not_authorized
@@ -35,7 +34,6 @@ from router.request.field_checks import (
     at_least_zero,
     check_known,
     check_same_api,
-    of_type,
     required,
     text,
     wrong_type,
@@ -220,8 +218,10 @@ def _own_sessions(call: Call) -> Callable[[Owner], bool]:
     for index, session in enumerate(sessions):
         if not isinstance(session, Mapping):
             raise wrong_type(f"{path}.{index}", session, "object")
-        identifier = of_type(session, path, "id", Binary, "binData")
-        if session.get("uid", own) != own:
+        identifier = required(session, path, "id")
+        if not isinstance(identifier, bytes):
+            raise wrong_type(f"{path}.id", identifier, "binData")
+        if call.user_name is not None and session.get("uid") not in (None, own):
             message = "Unauthorized to set user digest in LogicalSessionId"
             raise CommandError(ErrorCode.Unauthorized, message)
         ids.add(bytes(identifier))
@@ -233,11 +233,11 @@ def _named_sessions(call: Call) -> Callable[[Owner], bool]:
     """Return whether a session is one that a command names which the upstream has accepted."""
     own = user_digest(call.user_name) if call.name == "killSessions" else None
     named = set()
-    for each in call.command[call.name] or [{}]:
-        session = each if own else each.get("lsid", each)
+    for each in [each for each in call.command[call.name] if each is not None] or [{}]:
+        session = each if own else each.get("lsid") or each
         of_user = call.name == "killAllSessions" and each
         digest = user_digest("{user}@{db}".format(**each)) if of_user else own
-        fields = session.get("id"), session.get("uid", digest)
+        fields = session.get("id"), session.get("uid") or digest
         named.add(tuple(None if field is None else bytes(field) for field in fields))
 
     def is_named(owner: Owner) -> bool:

@@ -120,12 +120,12 @@ def _whole(patterns: tuple[str, ...]) -> str:
 def namespace_options(namespaces: Sequence[str]) -> dict[str, str]:
     """Return the options of the source for collections ("shop.orders") and databases ("shop").
 
-    Raises OptionError if collections and databases are mixed, or a name has a comma.
+    Raises OptionError if collections and databases are mixed, or a name in a list has a comma.
     """
-    if odd := [name for name in namespaces if "," in name]:
+    if odd := [name for name in namespaces if "," in name and ("." in name or len(namespaces) > 1)]:
         raise OptionError(
-            f"{odd[0]!r} has a comma: name each collection by itself; a name with a comma matches "
-            "a pattern of the option collection.include.list, in which \\, is a comma"
+            f"{odd[0]!r} has a comma: name each by itself; a name with a comma matches a pattern "
+            "of an option such as collection.include.list, in which \\, is a comma"
         )
     pairs = [name.partition(".")[::2] for name in dict.fromkeys(namespaces)]
     if not pairs:

@@ -105,7 +105,10 @@ class SignalFolder:
         One that was written again meanwhile has another signal, and stays.
         """
         done = [each for each, signal in self._waiting.items() if digest(signal.id) in handled]
-        there = self._listed() if done else {}
+        try:
+            there = self._listed() if done else {}
+        except StreamError:
+            return  # the next poll says why
         for version in done:
             try:
                 if version in there:

@@ -94,6 +94,8 @@ def test_who_may_kill_whose_sessions(servers: Servers) -> None:
         ("killAllSessionsByPattern", [{"uid": writers}]),
         ("killAllSessionsByPattern", [{"lsid": {"uid": writers}}]),
         ("killAllSessionsByPattern", [{"foo": 1}]),
+        ("killSessions", [{"uid": None}]), ("killAllSessionsByPattern", [{"lsid": None}]),
+        ("killAllSessions", [None]), ("killAllSessionsByPattern", [None]),
     ]  # fmt: skip
 
     def outcome(address: str, command: str, named: list[Any], killer: str) -> Any:
@@ -106,7 +108,7 @@ def test_who_may_kill_whose_sessions(servers: Servers) -> None:
             }
             if command == "killSessions":
                 named = [{**sessions["writer"].session_id, **each} for each in named]
-            elif named and isinstance(named[0], dict) and "lsid" in named[0]:
+            elif named and isinstance(named[0], dict) and named[0].get("lsid"):
                 named = [{"lsid": {**sessions["writer"].session_id, **named[0]["lsid"]}}]
             killed = answer(clients[killer], "admin", {command: named})[0]
             left: dict[str, Any] = dict.fromkeys(names)

@@ -388,6 +388,7 @@ def test_a_snapshot_reads_those_collections_whose_events_the_servers_send() -> N
 def test_namespaces_become_options() -> None:
     assert namespace_options([]) == {}
     assert namespace_options(["shop"]) == {"database": "shop"}
+    assert namespace_options(["shop,1"]) == {"database": "shop,1"}
     assert namespace_options(["shop.a", "shop.b.c"]) == {"database": "shop", "collection": "a,b.c"}
     assert namespace_options(["shop.a", "crm.b"]) == {
         "collection.include.list": "shop.a,crm.b",

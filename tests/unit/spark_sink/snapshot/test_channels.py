@@ -55,6 +55,9 @@ def test_a_waiting_signal_that_is_written_again_is_read_again(tmp_path: Path) ->
     folder.remove({digest("second")})
     times[0] += 2.0
     assert received(folder, "second") == [("the third", True)]
+    folder._folder = MagicMock(wraps=folder._folder)
+    folder._folder.listed.side_effect = OSError("503")
+    folder.remove({digest("the third")})  # the next poll says that the folder cannot be read
 
 
 def test_processed_signals_that_cannot_be_removed_end_the_query(tmp_path: Path) -> None:

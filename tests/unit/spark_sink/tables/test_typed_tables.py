@@ -261,6 +261,9 @@ def test_a_given_schema_changes_with_the_next_batch(tmp_path: Path) -> None:
     rows = {each["_id"]: each for each in DeltaTable(folder).to_pyarrow_table().to_pylist()}
     assert (rows[2]["m"], rows[2]["_rescued"]) == ("m", '{"n":"x"}')
     assert TypedDocuments(more).misfits(rows[2]["_document"]) == '{"n":"x"}'
+    apply(folder, [stream.change(100_001)], 2, TableForm(StructType(fields)))
+    stored = DeltaTable(folder).to_pyarrow_table().drop_columns([KEY_RANGE])
+    assert CurrentTable.existing(str(folder)).state.checksum == Checksum.of(stored)
     with pytest.raises(OptionError, match="has other columns"):
         CurrentTable(str(folder), form=TableForm())
 
