@@ -97,13 +97,14 @@ class TableForm:
 
     @property
     def spark_schema(self) -> StructType:
-        """The columns without KEY_RANGE, as a schema of Spark."""
+        """The columns without KEY_RANGE, structs last as in a DeltaLog, as a schema of Spark."""
         marks = [StructField(RESCUED, StringType())] if self.is_typed else []
         marks += [StructField(DELETED, BooleanType())] if self.keeps_deleted else []
         if self.document_schema is None:
             return StructType([*TABLE.fields, *marks])
         own = (StructField(f"_{field.name}", field.dataType) for field in _OWN)
-        return StructType([*self.document_schema.fields, *marks, *own])
+        fields = (*self.document_schema.fields, *marks, *own)
+        return StructType(sorted(fields, key=lambda each: isinstance(each.dataType, StructType)))
 
     @property
     def file_schema(self) -> pa.Schema:
