@@ -92,7 +92,7 @@ def test_executors_elsewhere_get_the_package_and_the_variables_of_object_stores(
     context.defaultParallelism, context.getConf.return_value.get.return_value = 2, ""
     builder.getOrCreate.return_value.conf.get.return_value = ""
     local_session(settings={"spark.master": master})
-    given = {call.args[0]: call.args[1] for call in builder.config.call_args_list}
+    given = builder.config.call_args.kwargs["map"]
     assert (given["spark.master"], given.get("spark.driver.host")) == (master, host)
     if host is not None:
         assert context.environment == {"MIMALLOC_PURGE_DELAY": "-1"}
