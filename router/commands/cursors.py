@@ -233,7 +233,8 @@ def _named_sessions(call: Call) -> Callable[[Owner], bool]:
     """Return whether a session is one that a command names which the upstream has accepted."""
     own = user_digest(call.user_name) if call.name == "killSessions" else None
     named = set()
-    for each in [each for each in call.command[call.name] if each is not None] or [{}]:
+    given = [each for each in call.command[call.name] if each is not None]  # servers skip null
+    for each in given or [{}]:
         session = each if own else each.get("lsid") or each
         of_user = call.name == "killAllSessions" and each
         digest = user_digest("{user}@{db}".format(**each)) if of_user else own

@@ -18,7 +18,7 @@ from shard_client.errors import CommandError, ErrorCode
 
 @lru_cache
 def user_digest(name: str | None) -> bytes:
-    """Return the hash of a user's name, which a session's full id has; None where there is none."""
+    """Return what a session's full id has of a user: the hash of its name, or of an empty one."""
     return hashlib.sha256((name or "").encode()).digest()
 
 

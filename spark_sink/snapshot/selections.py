@@ -63,9 +63,10 @@ class DocumentFilter:
         return matches_any((self.collections,), namespace)
 
     @property
-    def document(self) -> Any:
+    def document(self) -> dict[str, Any]:
         """The filter for `find`."""
-        return value_of(self.filter)
+        document: dict[str, Any] = value_of(self.filter)
+        return document
 
 
 @dataclass(frozen=True)
